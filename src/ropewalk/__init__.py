@@ -1,0 +1,143 @@
+"""ropewalk: positional encodings for PyTorch.
+
+An encoding rewrites an attention problem; ``attend`` solves it:
+
+    import ropewalk as rw
+
+    encoding = rw.RoPE(64)
+    out = rw.attend(encoding(rw.Attention(q, k, v)))
+
+Every public name is imported when it is first used, so that ``import ropewalk`` and the command line
+stay quick and need no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editors; a test keeps the two equal
+    from ropewalk import functional as functional
+    from ropewalk import testing as testing
+    from ropewalk.backends import attend as attend
+    from ropewalk.backends import explain as explain
+    from ropewalk.bias.alibi import ALiBi as ALiBi
+    from ropewalk.bias.contextual_cope import ContextualCoPE as ContextualCoPE
+    from ropewalk.bias.fox import FoX as FoX
+    from ropewalk.bias.nope import NoPE as NoPE
+    from ropewalk.bias.randomized_alibi import RandomizedALiBi as RandomizedALiBi
+    from ropewalk.bias.t5 import T5 as T5
+    from ropewalk.bias.transformer_xl import TransformerXL as TransformerXL
+    from ropewalk.cache import KVCache as KVCache
+    from ropewalk.catalog import build as build
+    from ropewalk.catalog import catalog as catalog
+    from ropewalk.catalog import record as record
+    from ropewalk.coordinates.randomized import RandomizedPositions as RandomizedPositions
+    from ropewalk.coordinates.scale import Scale as Scale
+    from ropewalk.core.attention import Attention as Attention
+    from ropewalk.core.attention import Parts as Parts
+    from ropewalk.core.combinators import Partial as Partial
+    from ropewalk.core.combinators import PerHead as PerHead
+    from ropewalk.core.combinators import PerLayer as PerLayer
+    from ropewalk.core.combinators import Sequential as Sequential
+    from ropewalk.core.encoding import Bias as Bias
+    from ropewalk.core.encoding import Coordinates as Coordinates
+    from ropewalk.core.encoding import Embedding as Embedding
+    from ropewalk.core.encoding import Encoding as Encoding
+    from ropewalk.core.encoding import Rotary as Rotary
+    from ropewalk.core.errors import BackendError as BackendError
+    from ropewalk.core.errors import CacheError as CacheError
+    from ropewalk.core.errors import ConfigError as ConfigError
+    from ropewalk.core.errors import PositionError as PositionError
+    from ropewalk.core.errors import Refusal as Refusal
+    from ropewalk.core.errors import RopewalkError as RopewalkError
+    from ropewalk.core.errors import ShapeError as ShapeError
+    from ropewalk.core.errors import UnknownNameError as UnknownNameError
+    from ropewalk.core.positions import Positions as Positions
+    from ropewalk.core.positions import Tokens as Tokens
+    from ropewalk.embedding.learned import LearnedAbsolute as LearnedAbsolute
+    from ropewalk.embedding.sinusoidal import Sinusoidal as Sinusoidal
+    from ropewalk.frequencies import Spectrum as Spectrum
+    from ropewalk.frequencies import geometric as geometric
+    from ropewalk.functional import convert_pairing as convert_pairing
+    from ropewalk.rotary.gta import GTA as GTA
+    from ropewalk.rotary.linear_attention import LinearAttention as LinearAttention
+    from ropewalk.rotary.pope import PoPE as PoPE
+    from ropewalk.rotary.rope import RoPE as RoPE
+    from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
+
+# name -> module below ropewalk that defines it; a name mapped to itself is that module
+_HOME = {
+    # the problem
+    "Positions": "core.positions",
+    "Tokens": "core.positions",
+    "Attention": "core.attention",
+    "Parts": "core.attention",
+    "attend": "backends",
+    "explain": "backends",
+    "KVCache": "cache",
+    # encodings and how they combine
+    "Encoding": "core.encoding",
+    "Rotary": "core.encoding",
+    "Bias": "core.encoding",
+    "Coordinates": "core.encoding",
+    "Embedding": "core.encoding",
+    "Sequential": "core.combinators",
+    "Partial": "core.combinators",
+    "PerHead": "core.combinators",
+    "PerLayer": "core.combinators",
+    "Spectrum": "frequencies",
+    "geometric": "frequencies",
+    # the catalog; its module is callable, so that rw.catalog is the module and rw.catalog() the records
+    "catalog": "catalog",
+    "record": "catalog",
+    "build": "catalog",
+    # published encodings
+    "ALiBi": "bias.alibi",
+    "ContextualCoPE": "bias.contextual_cope",
+    "FoX": "bias.fox",
+    "GTA": "rotary.gta",
+    "LearnedAbsolute": "embedding.learned",
+    "LinearAttention": "rotary.linear_attention",
+    "NoPE": "bias.nope",
+    "PoPE": "rotary.pope",
+    "RandomizedALiBi": "bias.randomized_alibi",
+    "RandomizedPositions": "coordinates.randomized",
+    "RoPE": "rotary.rope",
+    "STRINGShifted": "rotary.string_shifted",
+    "Scale": "coordinates.scale",
+    "Sinusoidal": "embedding.sinusoidal",
+    "T5": "bias.t5",
+    "TransformerXL": "bias.transformer_xl",
+    # plain functions and the contract suite
+    "functional": "functional",
+    "convert_pairing": "functional",
+    "testing": "testing",
+    # errors
+    "RopewalkError": "core.errors",
+    "BackendError": "core.errors",
+    "CacheError": "core.errors",
+    "ConfigError": "core.errors",
+    "PositionError": "core.errors",
+    "Refusal": "core.errors",
+    "ShapeError": "core.errors",
+    "UnknownNameError": "core.errors",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{home}")
+    value = module if name == home else getattr(module, name)
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,5 @@
+"""``python -m ropewalk``: the command line."""
+
+from ropewalk.cli import main
+
+main()

@@ -1,0 +1,179 @@
+"""torch's FlexAttention: elementwise terms and masks, evaluated inside a compiled kernel.
+
+The same definitions that the reference broadcasts are gathered here one (query, key) pair at a time, so authors never
+write an index modification themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from ropewalk.backends.request import Backend, Request, Result
+from ropewalk.core.attention import Attention, Mask, Pointwise, Ref
+
+Gather = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def run(p: Attention, request: Request) -> Result:
+    """Compute the problem by ``flex_attention``, compiled."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    call = flex_attention if is_compiling() else _compiled()
+    out = call(
+        p.q,
+        p.k,
+        p.v,
+        score_mod=_score_mod(p),
+        block_mask=_block_mask(p),
+        scale=p.logit_scale,
+        enable_gqa=p.num_heads != p.num_kv_heads,
+    )
+    return Result(out)
+
+
+def _compiled() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # torch keeps what it compiled with the function it compiled, so that wrapping again costs nothing.
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
+    return compiled
+
+
+def _score_mod(p: Attention) -> Callable[..., Tensor] | None:
+    terms = [t for t in p.terms if isinstance(t, Pointwise)]
+    if not terms and p.softcap is None:
+        return None
+    inputs = [(t, [_gather(p, r, "q") for r in t.q], [_gather(p, r, "k") for r in t.k], _lookup(p, t)) for t in terms]
+    cap = p.softcap
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if cap is not None:
+            score = cap * torch.tanh(score / cap)
+        for term, q, k, lookup in inputs:
+            scalars: list[Any] = [g(b, h, i) for g in q] + [g(b, h, j) for g in k]
+            if lookup is not None:
+                scalars.append(lambda index, look=lookup, b=b, h=h, i=i: look(b, h, i, index))
+            score = score + term.fn(*scalars) if term.additive else term.fn(score, *scalars)
+        return score
+
+    return score_mod
+
+
+def _gather(p: Attention, ref: Ref, side: str) -> Gather:
+    """Return a reader of one scalar; axes of length 1 are not indexed, since they hold for all."""
+    value = p.read(ref, side, centre=True)[..., 0]
+    if value.dtype == torch.float64:
+        value = value.float()
+    value = value.contiguous()
+    sizes, group = value.shape, p.num_heads // p.num_kv_heads
+    per_kv = side == "k" and sizes[1] == p.num_kv_heads != p.num_heads
+
+    def read(b: Tensor, h: Tensor, s: Tensor) -> Tensor:
+        head = h // group if per_kv else h
+        return value[b if sizes[0] > 1 else 0, head if sizes[1] > 1 else 0, s if sizes[2] > 1 else 0]
+
+    return read
+
+
+def _lookup(p: Attention, term: Pointwise) -> Callable[..., Tensor] | None:
+    if term.table is None:
+        return None
+    table = p.qf[term.table.name].float().contiguous()
+    sizes = table.shape
+
+    def look(b: Tensor, h: Tensor, i: Tensor, index: Tensor) -> Tensor:
+        return table[
+            b if sizes[0] > 1 else 0, h if sizes[1] > 1 else 0, i if sizes[2] > 1 else 0, index.to(torch.int64)
+        ]
+
+    return look
+
+
+def _block_mask(p: Attention) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    masks = p.all_masks()
+    if not masks and p.mask is None:
+        return None
+    mod = _mask_mod(p, masks)
+    heads = [_heads(p, m) for m in masks] + ([p.mask.shape[1]] if p.mask is not None and p.mask.ndim == 4 else [])
+    batch = max([p.where.query.batch, p.where.key.batch] + ([p.mask.shape[0]] if p.mask is not None and p.mask.ndim == 4 else []))
+    b = batch if batch > 1 else None
+    h = max(heads, default=1)
+    h_arg = h if h > 1 else None
+
+    def make() -> Any:
+        return create_block_mask(mod, b, h_arg, p.q.shape[2], p.k.shape[2], device=p.q.device.type)
+
+    if p.masks or p.mask is not None:
+        return make()
+    window, causal = p.window, p.causal
+    return p.where.memo(lambda: ("blocks", causal, window), make)
+
+
+def _heads(p: Attention, mask: Mask) -> int:
+    return max((p.read(r, s).shape[1] for s, refs in (("q", mask.q), ("k", mask.k)) for r in refs), default=1)
+
+
+def _mask_mod(p: Attention, masks: tuple[Mask, ...]) -> Callable[..., Tensor]:
+    inputs = [(m, [_gather(p, r, "q") for r in m.q], [_gather(p, r, "k") for r in m.k]) for m in masks]
+    user = None if p.mask is None else (p.mask if p.mask.ndim == 4 else p.mask[None, None]).contiguous()
+
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        seen = None
+        for mask, q, k in inputs:
+            here = mask.fn(*(g(b, h, i) for g in q), *(g(b, h, j) for g in k))
+            seen = here if seen is None else seen & here
+        if user is not None:
+            here = user[b if user.shape[0] > 1 else 0, h if user.shape[1] > 1 else 0, i, j]
+            seen = here if seen is None else seen & here
+        assert seen is not None
+        return seen
+
+    return mask_mod
+
+
+def why_not(p: Attention, request: Request) -> str | None:
+    """Say what FlexAttention cannot do here."""
+    if p.kernel is not None:
+        return "linear attention has no softmax"
+    if p.product is not None or p.branches:
+        return "the scores are not one dot product"
+    for term in p.terms:
+        if not isinstance(term, Pointwise):
+            return f"a {type(term).__name__} term needs the whole row"
+    if p.sinks is not None or request.weights or request.lse:
+        return "sinks, weights and log-sum-exps are not wired up"
+    if request.dropout:
+        return "it has no dropout"
+    kind = p.q.device.type
+    if kind not in ("cpu", "cuda"):
+        return f"it runs on CPUs and CUDA devices, not {kind}"
+    if p.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"it computes in float32 and below, not {p.q.dtype}"
+    if kind == "cpu":
+        if p.q.dtype == torch.float16:
+            return "on the CPU it takes float32 and bfloat16"
+        tensors = [p.q, p.k, p.v, *p.qf.values(), *p.kf.values()]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return "on the CPU it has no backward"
+    if min(*p.q.shape[:3], p.k.shape[2]) == 0:
+        return "an empty problem"
+    return None
+
+
+def prefer_not(p: Attention, request: Request) -> str | None:
+    """Say when it is asked for by name only."""
+    if p.q.device.type == "cpu":
+        return "on the CPU each new shape is compiled for seconds, so it is taken by name only"
+    if not (p.terms or p.masks or p.softcap is not None or len(p.all_masks()) > 1 or p.mask is not None):
+        return "there is nothing in the problem that needs it"
+    return None
+
+
+BACKEND = Backend("flex", run, why_not, prefer_not)

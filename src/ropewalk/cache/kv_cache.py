@@ -1,0 +1,393 @@
+"""The KV cache: what a model keeps of the tokens it has seen.
+
+The tokens are joined once per forward for the whole model; k, v and features are kept a layer. State is a value, never on
+a module, so snapshots, beams and rejected drafts come for free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.core.attention import (
+    Attention,
+    Parts,
+    Problem,
+    check_mask,
+    check_positions,
+    leaves,
+    map_leaves,
+)
+from ropewalk.core.encoding import Encoding, State, move, observe, rewrite, settle
+from ropewalk.core.errors import CacheError, CannotCrop, ConfigError
+from ropewalk.core.positions import Positions, Tokens
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What is kept of the keys of one attention problem: k, v and the key features, (B, H_kv, K, ...) each."""
+
+    k: Tensor
+    v: Tensor
+    features: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, p: Attention) -> Stored:
+        """Take the key side of a problem."""
+        return cls(p.k, p.v, p.kf)
+
+    def cat(self, new: Stored) -> Stored:
+        """Append newer keys."""
+        if self.features.keys() != new.features.keys() or self.k.shape[-1] != new.k.shape[-1]:
+            raise CacheError(
+                f"the cache holds keys of width {self.k.shape[-1]} with features {sorted(self.features)} and the new ones "
+                f"have width {new.k.shape[-1]} and {sorted(new.features)}; a cache belongs to one encoding"
+            )
+        return Stored(_cat(self.k, new.k), _cat(self.v, new.v), {n: _cat(t, new.features[n]) for n, t in self.features.items()})
+
+    def index(self, dim: int, index: Tensor | slice) -> Stored:
+        """Take rows (dim 0) or tokens (dim 2)."""
+
+        def pick(t: Tensor) -> Tensor:
+            if dim == 0:
+                return t if t.shape[0] == 1 else t[index]
+            return t if t.shape[2] == 1 and self.k.shape[2] != 1 else t[:, :, index]
+
+        return Stored(pick(self.k), pick(self.v), {n: pick(t) for n, t in self.features.items()})
+
+    def problem(self, like: Attention) -> Attention:
+        """Return a problem over the stored keys."""
+        return like.replace(k=self.k, v=self.v, kf=self.features)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a cache held at one moment."""
+
+    tokens: Tokens | None
+    layers: tuple[tuple[tuple[Stored, ...], State], ...]
+
+
+class LayerCache:
+    """The part of a cache that belongs to one layer."""
+
+    def __init__(self, owner: KVCache, encoding: Encoding) -> None:
+        self._owner = owner
+        self.encoding = encoding
+        self.stored: tuple[Stored, ...] = ()
+        self.state: State = None
+        self.length = 0
+
+    def extend(self, problem: Attention) -> Problem:
+        """Encode the new tokens of a problem, keep their keys, and return the problem over all keys so far.
+
+        The problem holds the *new* tokens only. Its positions may be left out: they are those of the step.
+        """
+        now, tokens = self._owner._current(self, problem)
+        new_k = problem.k.shape[2]
+        joined = tokens
+        p = problem.replace(positions=now, mask=None)
+        seen, state = observe(self.encoding, p, self.state)
+        if self.encoding.stores == "raw":
+            fresh = seen
+        else:
+            fresh = rewrite(self.encoding, seen)
+        parts = leaves(fresh)
+        stored = tuple(Stored.of(leaf) for leaf in parts)
+        if self.stored:
+            if len(stored) != len(self.stored):
+                raise CacheError(f"the cache holds {len(self.stored)} parts and the encoding made {len(stored)}")
+            stored = tuple(old.cat(new) for old, new in zip(self.stored, stored, strict=True))
+        every = Positions.pair(now.query, joined, now.order)
+        if problem.mask is not None:
+            check_mask(stored[0].problem(problem), problem.mask)
+        queue: Iterator[Stored] = iter(stored)
+
+        def widen(leaf: Attention) -> Attention:
+            mask = problem.mask
+            if mask is not None and mask.ndim == 4 and mask.shape[1] != 1:
+                first = leaf.heads[0] - problem.heads[0]
+                mask = mask[:, first : first + leaf.num_heads] if leaf.num_heads != problem.num_heads else mask
+            return next(queue).problem(leaf).replace(positions=every, mask=mask)
+
+        out = map_leaves(fresh, widen)
+        if self.encoding.stores == "raw":
+            out = rewrite(self.encoding, out)
+        else:
+            settled = settle(self.encoding, out)
+            stored = tuple(Stored.of(leaf) for leaf in leaves(settled))
+        self.stored, self.state = stored, state
+        self.length += new_k
+        return out
+
+
+class KVCache:
+    """Keys, values and running state of a model (or a single layer), for decoding and chunked prefill.
+
+        cache = KVCache([layer.encoding for layer in model.layers])
+        positions = cache.step(S)                                   # once per forward
+        out = attend(cache[i].extend(Attention(q, k, v, x=x)))      # in layer i
+
+    With one encoding, ``cache.extend(problem)`` also takes the step, unless ``step`` was just called.
+
+    Args:
+        encodings: one a layer, or a single one.
+        device: where counted positions live; None: where the encodings' own numbers are.
+    """
+
+    def __init__(
+        self,
+        encodings: Encoding | Sequence[Encoding] | nn.ModuleList,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
+        many = [encodings] if isinstance(encodings, Encoding) else list(encodings)
+        for i, encoding in enumerate(many):
+            if not isinstance(encoding, Encoding):
+                raise ConfigError(f"encoding {i} of the cache is a {type(encoding).__name__}, not an Encoding")
+        if not many:
+            raise ConfigError("a cache needs at least one encoding")
+        self._layers = [LayerCache(self, e) for e in many]
+        self._device = device
+        self._tokens: Tokens | None = None
+        self._now: Positions | None = None
+
+    # ---- going on ---------------------------------------------------------------------------------------------
+
+    @property
+    def length(self) -> int:
+        """Number of cached keys, padding included."""
+        return 0 if self._tokens is None else self._tokens.length
+
+    @property
+    def tokens(self) -> Tokens | None:
+        """The cached tokens."""
+        return self._tokens
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __getitem__(self, layer: int) -> LayerCache:
+        return self._layers[layer]
+
+    def step(self, new: int | Positions) -> Positions:
+        """Begin a forward pass over new tokens: the next ones by number, or tokens given by their positions."""
+        before = self._tokens
+        if before is not None and any(layer.length != self.length for layer in self._layers):
+            at = [i for i, layer in enumerate(self._layers) if layer.length != self.length]
+            raise CacheError(f"layers {at} did not extend the cache in the last step; each must, once a step")
+        if isinstance(new, Positions):
+            now = new
+        elif before is None:
+            now = Positions.arange(new, device=self._where())
+        else:
+            now = Positions(before.continuing(new))
+        if before is not None:
+            now = now.map_sides(lambda t: t.with_sequence(**before.sequence))
+        for layer in self._layers:
+            now = layer.encoding.draw(now)
+        self._now = now
+        self._tokens = now.key if before is None else before.cat(now.key)
+        return now
+
+    def extend(self, problem: Attention) -> Problem:
+        """Single layer: take the step if it was not taken, and extend the layer."""
+        if len(self._layers) != 1:
+            raise CacheError(f"this cache has {len(self._layers)} layers: use cache[i].extend(problem)")
+        (layer,) = self._layers
+        if self._now is None or layer.length == self.length:
+            before = self.snapshot()
+            try:
+                self.step(problem.positions if problem.positions is not None else self._infer(problem))
+                return layer.extend(problem)
+            except Exception:
+                self.restore(before)
+                raise
+        return layer.extend(problem)
+
+    def _infer(self, problem: Attention) -> int | Positions:
+        n, m = problem.q.shape[2], problem.k.shape[2]
+        if n != m:
+            raise CacheError(
+                f"{n} new queries and {m} new keys: give positions=Positions(q=..., k=...) for cross-attention"
+            )
+        if self._tokens is None and self._device is None:
+            return Positions.arange(n, device=problem.q.device)
+        return n
+
+    def _current(self, layer: LayerCache, problem: Attention) -> tuple[Positions, Tokens]:
+        now, tokens = self._now, self._tokens
+        if now is None or tokens is None:
+            raise CacheError("call cache.step(S) once per forward, before the layers extend the cache")
+        if layer.length != tokens.length - now.key.length:
+            raise CacheError(
+                f"this layer holds {layer.length} keys and the step began at {tokens.length - now.key.length}; "
+                "each layer extends once a step"
+            )
+        if problem.positions is not None and problem.positions is not now:
+            given, here = problem.positions.key.position, now.key.position
+            if given.shape[1:] != here.shape[1:] or (
+                not torch.compiler.is_compiling() and not bool((given == here).all())
+            ):
+                raise CacheError(
+                    "the problem's positions are not those of the step; give them to cache.step(positions) once and "
+                    "leave the layers' out"
+                )
+        check_positions(problem, now)
+        return now, tokens
+
+    def _where(self) -> torch.device | str | None:
+        if self._device is not None:
+            return self._device
+        for layer in self._layers:
+            for tensor in (*layer.encoding.buffers(), *layer.encoding.parameters()):
+                return tensor.device
+        return None
+
+    # ---- going back and aside ---------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """Return everything the cache holds, as a value; nothing is copied, since nothing is changed in place."""
+        return Snapshot(self._tokens, tuple((layer.stored, layer.state) for layer in self._layers))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot of this cache."""
+        if len(snapshot.layers) != len(self._layers):
+            raise CacheError(f"the snapshot has {len(snapshot.layers)} layers and this cache has {len(self._layers)}")
+        length = 0 if snapshot.tokens is None else snapshot.tokens.length
+        self._tokens, self._now = snapshot.tokens, None
+        for layer, (stored, state) in zip(self._layers, snapshot.layers, strict=True):
+            layer.stored, layer.state, layer.length = stored, state, length
+
+    def select(self, rows: Tensor | Sequence[int]) -> None:
+        """Keep these rows of the batch, in this order; rows may repeat (beams) or be left out."""
+        self._between_steps("select")
+        index = torch.as_tensor(rows)
+        if index.ndim != 1 or index.is_floating_point():
+            raise CacheError(f"rows have shape {tuple(index.shape)} and dtype {index.dtype}; give a list of row numbers")
+        if self._tokens is None:
+            return
+        index = index.to(self._tokens.device)
+        if index.dtype == torch.bool:
+            index = index.nonzero()[:, 0]
+        self._tokens = self._tokens.select(index)
+        for layer in self._layers:
+            layer.stored = tuple(s.index(0, index) for s in layer.stored)
+            layer.state = _map_state(layer.state, lambda t: t if t.shape[0] == 1 else t[index])
+
+    def crop(self, n: int) -> None:
+        """Keep the first n tokens. Refused where running state cannot be taken back: use `snapshot` there."""
+        self._between_steps("crop")
+        if not 0 <= n <= self.length:
+            raise CacheError(f"crop({n}) of a cache of {self.length} tokens")
+        if n == self.length:
+            return
+        if n == 0:
+            self.restore(Snapshot(None, tuple(((), None) for _ in self._layers)))
+            return
+        self._refuse_state(
+            CannotCrop,
+            "the state after the last kept token is gone; take cache.snapshot() before the draft and restore it",
+        )
+        assert self._tokens is not None
+        self._tokens, self._now = self._tokens.slice(0, n), None
+        for layer in self._layers:
+            layer.stored = tuple(s.index(2, slice(0, n)) for s in layer.stored)
+            layer.length = n
+
+    def edit(self, keep: Tensor | Sequence[int], positions: Positions | Tensor | None = None) -> None:
+        """Keep some tokens and bring them to new positions, or refuse: eviction, shifting, virtual positions.
+
+        Args:
+            keep: indices of the tokens to keep, in order.
+            positions: where the kept tokens are now; None: where they were.
+        """
+        self._between_steps("edit")
+        if self._tokens is None:
+            raise CacheError("edit of an empty cache")
+        index = torch.as_tensor(keep, device=self._tokens.device)
+        if index.ndim != 1 or index.dtype == torch.bool or index.is_floating_point():
+            raise CacheError("keep is a list of token indices, the same for every row")
+        self._refuse_state(CacheError, "running state depends on the tokens that would go")
+        kept = self._tokens.take(index)
+        if positions is None:
+            after = kept
+        else:
+            moved = positions if isinstance(positions, Positions) else Positions(positions)
+            if moved.key.length != kept.length:
+                raise CacheError(f"{kept.length} tokens are kept and positions say {moved.key.length}")
+            columns = {n: c for n, c in kept.columns.items() if n != "position" and n not in moved.key.columns}
+            after = moved.key.with_columns(**columns).with_sequence(**kept.sequence)
+        layers = []
+        for layer in self._layers:
+            stored = tuple(s.index(2, index) for s in layer.stored)
+            if positions is not None and layer.encoding.stores != "raw" or positions is not None:
+                stored = self._moved(layer.encoding, stored, kept, after)
+            layers.append(stored)
+        # Nothing is changed until every layer has agreed.
+        self._tokens, self._now = after, None
+        for layer, stored in zip(self._layers, layers, strict=True):
+            layer.stored, layer.length = stored, after.length
+
+    def _moved(self, encoding: Encoding, stored: tuple[Stored, ...], kept: Tokens, after: Tokens) -> tuple[Stored, ...]:
+        if encoding.stores == "raw":
+            return stored  # rewritten at every step from where the tokens are then
+        empty = Positions.pair(kept.slice(0, 0), kept)
+        problems = []
+        for s in stored:
+            q = s.k[:, :, :0]
+            problems.append(Attention(q, s.k, s.k, empty, causal=False).replace(v=s.v, kf=s.features))
+        whole: Problem = problems[0]
+        if len(problems) > 1:
+            whole = _resplit(encoding, problems)
+        return tuple(Stored.of(leaf) for leaf in leaves(move(encoding, whole, after)))
+
+    def _refuse_state(self, error: type[Exception], why: str) -> None:
+        for i, layer in enumerate(self._layers):
+            if layer.state is not None:
+                raise error(f"layer {i} ({type(layer.encoding).__name__}) carries running state: {why}")
+
+    def _between_steps(self, what: str) -> None:
+        if any(layer.length != self.length for layer in self._layers):
+            raise CacheError(f"{what} in the middle of a step; every layer extends first")
+
+
+def _resplit(encoding: Encoding, problems: list[Attention]) -> Problem:
+    """Split stored keys as the encoding split the problem: at present one `PerHead` at the top, or inside a Sequential."""
+    queue = iter(problems)
+
+    def build(e: Encoding, scope: str) -> Problem | None:
+        children = [(n, c) for n, c in e.named_children() if isinstance(c, Encoding)]
+        if e.structure == "split":
+            items: list[Problem] = []
+            for name, child in children:
+                items.append(build(child, f"{scope}{name}.") or next(queue))
+            return Parts(tuple(items), lambda outs: torch.cat(outs, 1), scope, by_head=True)
+        for name, child in children:
+            made = build(child, f"{scope}{name}.")
+            if made is not None:
+                return made
+        return None
+
+    made = build(encoding, "")
+    if made is None or next(queue, None) is not None:
+        raise CacheError("keys of an encoding that splits problems more than once cannot be moved")
+    return made
+
+
+def _map_state(state: State, fn: object) -> State:
+    if state is None:
+        return None
+    if isinstance(state, Tensor):
+        return cast(Tensor, fn(state))  # type: ignore[operator]
+    return tuple(_map_state(s, fn) for s in state)
+
+
+def _cat(old: Tensor, new: Tensor) -> Tensor:
+    rows = max(old.shape[0], new.shape[0])
+    heads = max(old.shape[1], new.shape[1])
+    return torch.cat([t.expand(rows, heads, *t.shape[2:]) for t in (old, new)], 2)

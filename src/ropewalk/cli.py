@@ -1,0 +1,257 @@
+"""The command line: ``ropewalk list``, ``ropewalk show NAME``.
+
+Nothing here imports torch: records are plain data, and docstrings are read from the source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ropewalk import __version__
+from ropewalk.catalog import (
+    KINDS,
+    TRAITS,
+    CatalogWarning,
+    Record,
+    catalog,
+    namesakes,
+    normalise,
+    record,
+    shared,
+)
+from ropewalk.core.errors import ConfigError, RopewalkError, UnknownNameError, suggest
+
+app = typer.Typer(
+    help="Positional encodings for PyTorch: what there is, and what each one claims.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# One letter a trait keeps the table within 80 columns.
+_LETTERS = dict(zip(TRAITS, "RNCSLX", strict=True))
+_LEGEND = ", ".join(f"{letter} {name.replace('_', ' ')}" for name, letter in _LETTERS.items())
+
+_NEEDS = {
+    "x": "x, the layer's input: rw.Attention(q, k, v, x=x)",
+    "cameras": "positions that carry a camera for each token",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; an error of ropewalk's own is one line on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        # Names and formulas are not ASCII: a terminal that cannot show a letter gets "?" and not a traceback.
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        with _plain_warnings():
+            app(args=None if argv is None else list(argv), prog_name="ropewalk")
+    except RopewalkError as error:
+        _complain(str(error))
+        raise SystemExit(2) from None
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    # Without a docstring: it would replace the application's help text.
+    pass
+
+
+@app.command("list", help=f"List the encodings there are. Traits: {_LEGEND}.")
+def list_encodings(
+    kind: Annotated[str | None, typer.Option(help=f"Only this kind: {', '.join(KINDS)}.")] = None,
+    search: Annotated[str | None, typer.Option(help="Only records that contain this text.")] = None,
+    trait: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only encodings with this trait: {', '.join(TRAITS)}. Repeatable."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print full records as JSON.")] = False,
+) -> None:
+    """Print a table of the records asked for, or the records themselves."""
+    chosen = sorted(_matching(kind, search, trait or []), key=lambda entry: entry.slug)
+    if as_json:
+        _print_json([entry.as_dict() for entry in chosen])
+        return
+    console = _console()
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("slug", no_wrap=True, style="bold")
+    table.add_column("name", overflow="fold")
+    for title in ("kind", "year", "arXiv", "traits"):
+        table.add_column(title, no_wrap=True)
+    for entry in chosen:
+        letters = "".join(letter if getattr(entry.traits, name) else "-" for name, letter in _LETTERS.items())
+        row = (entry.slug, entry.name, entry.kind, str(entry.year), entry.arxiv or "-", letters)
+        table.add_row(*map(Text, row))
+    console.print(table)
+    if console.is_terminal:  # a pipe gets rows and nothing else
+        console.print(Text(f"{len(chosen)} encodings. Traits: {_LEGEND}.", style="dim"))
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="Name of an encoding, as `ropewalk list` prints it.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+) -> None:
+    """Show one encoding: formula, paper, traits and use."""
+    try:
+        entry = record(name)
+    except UnknownNameError:
+        candidates = shared(name)
+        if not candidates:
+            raise
+        _complain(f"{name!r} may mean several methods:")
+        for candidate in candidates:
+            print(f"  {candidate}: {candidate.summary}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if as_json:
+        _print_json({**entry.as_dict(), "doc": _doc(entry)})
+        return
+    console = _console()
+    console.print(Text.assemble((entry.name, "bold"), f"  ({entry.slug}, {entry.kind})"))
+    console.print(Text(entry.summary))
+    for title, lines, code in _sections(entry):
+        console.print()
+        console.print(Text(title, style="bold"))
+        for line in lines:
+            # Code and formulas keep their lines: a wrapped formula reads as another one.
+            console.print(
+                Padding(Text(line), (0, 0, 0, 2), expand=False) if not code else Text(f"  {line}"),
+                soft_wrap=code,
+            )
+
+
+def _sections(entry: Record) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield what `show` prints below the name: title, lines, whether they are code."""
+    doc = _doc(entry)
+    yield "Formula", [f"({entry.factory} has no readable docstring)"] if doc is None else _opening(doc), True
+    paper = [f"{entry.paper} ({entry.year})", entry.authors, entry.url or "no arXiv id known"]
+    yield "Paper", paper, False
+    yield "Traits", _traits(entry), False
+    if entry.needs:
+        yield "Needs", [_NEEDS.get(need, need) for need in entry.needs], False
+    yield "Use", _usage(entry), True
+    if others := namesakes(entry.slug):
+        yield "Not to be confused with", [f"{other}: {other.summary}" for other in others], False
+    if entry.evidence:
+        yield "Evidence", [entry.evidence], False
+
+
+def _traits(entry: Record) -> list[str]:
+    traits = entry.traits
+    held = [name.replace("_", " ") for name in TRAITS if getattr(traits, name)]
+    reach = "no largest position" if traits.max_position is None else f"positions up to {traits.max_position}"
+    causal = {"any": "causal or not", "only": "causal only", "never": "never causal"}[traits.causal]
+    training = {"scratch": "trained from scratch", "drop-in": "drops into a trained model"}[traits.training]
+    return [
+        ", ".join(held),
+        f"domain: {traits.domain}; {causal}; {reach}; {training}",
+        *(f"equals {case}" for case in traits.reduces_to),
+    ]
+
+
+def _usage(entry: Record) -> list[str]:
+    arguments = "".join(f", {name}={value!r}" for name, value in entry.defaults.items())
+    lines = ["import ropewalk as rw", f'encoding = rw.build("{entry.slug}"{arguments})']
+    if entry.kind == "embedding":
+        return [*lines, "x = encoding.embed(x, positions)"]
+    problem = "q, k, v"
+    if set(entry.needs) - {"x"}:
+        problem += ", positions"
+    if "x" in entry.needs:
+        problem += ", x=x"
+    if entry.traits.causal == "never" or entry.traits.domain != "sequence":
+        problem += ", causal=False"
+    return [*lines, f"out = rw.attend(encoding(rw.Attention({problem})))"]
+
+
+def _matching(kind: str | None, search: str | None, traits: Iterable[str]) -> list[Record]:
+    wanted = [_one_of("trait", normalise(name), TRAITS) for name in traits]
+    if kind is not None:
+        kind = _one_of("kind", normalise(kind), KINDS)
+    text = (search or "").casefold()
+    return [
+        entry
+        for entry in catalog()
+        if kind in (None, entry.kind)
+        and all(getattr(entry.traits, name) for name in wanted)
+        and text in " ".join(_searchable(entry)).casefold()
+    ]
+
+
+def _searchable(entry: Record) -> tuple[str, ...]:
+    return entry.slug, entry.name, entry.summary, entry.paper, entry.authors, entry.arxiv or ""
+
+
+def _one_of(what: str, name: str, choices: Sequence[str]) -> str:
+    if name in choices:
+        return name
+    raise ConfigError(
+        f"no {what} is called {name!r}; there are {', '.join(choices)}.{suggest(name, choices)}"
+    )
+
+
+def _opening(doc: str) -> list[str]:
+    """Return the first paragraph, with the indented ones that follow it: the formula."""
+    kept: list[str] = []
+    for paragraph in doc.split("\n\n"):
+        if kept and not paragraph.startswith((" ", "\t")):
+            break
+        kept += ["", *paragraph.splitlines()] if kept else paragraph.splitlines()
+    return kept
+
+
+def _doc(entry: Record) -> str | None:
+    try:
+        return entry.doc()
+    except ConfigError:  # another package may ship no source; its record can still be shown
+        return None
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False, emoji=False)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    # A pipe has no width: rows stay whole, for grep and awk.
+    return Console(highlight=False, markup=False, emoji=False, width=1000)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _complain(message: str) -> None:
+    print(textwrap.shorten(f"ropewalk: {message}", width=10_000), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Print the catalog's warnings as lines for people, without the source line they come from."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", CatalogWarning)
+        warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
+        yield

@@ -1,0 +1,280 @@
+"""Encodings made of encodings. No encoding knows about another; the recursion over split problems is in `encoding`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.core.attention import Attention, Parts, Problem, leaves
+from ropewalk.core.encoding import Encoding, State, move, observe, rewrite, settle
+from ropewalk.core.errors import CannotCompose, ConfigError, ShapeError
+from ropewalk.core.positions import Positions, Tokens
+
+
+class Sequential(Encoding):
+    """Function composition: ``Sequential(a, b)(p) = b(a(p))``, with both observing before either rewrites.
+
+    Example:
+        >>> import ropewalk as rw
+        >>> rw.Sequential(rw.RoPE(64), rw.ALiBi(8))
+        Sequential(
+          (0): RoPE(64, base=10000.0, pairing=interleaved)
+          (1): ALiBi(8)
+        )
+    """
+
+    structure = "chain"
+
+    def __init__(self, *encodings: Encoding) -> None:
+        super().__init__()
+        for i, encoding in enumerate(encodings):
+            _is_encoding(encoding, f"argument {i} of Sequential")
+            self.add_module(str(i), encoding)
+
+    @property
+    def stores(self) -> str:  # type: ignore[override]
+        """Raw as soon as one child needs its raw keys."""
+        return "raw" if any(e.stores == "raw" for e in self) else "encoded"
+
+    def __iter__(self) -> Iterator[Encoding]:
+        return iter(cast("list[Encoding]", list(self.children())))
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def observe(self, problem: Attention, state: State = None) -> tuple[Problem, State]:
+        p: Problem = problem
+        scope, states = p.scope, state if state is not None else (None,) * len(self)
+        after = []
+        for i, (child, before) in enumerate(zip(self, states, strict=True)):
+            p, s = observe(child, p.enter(str(i)), before)
+            p = p.leave(scope)
+            after.append(s)
+        return p, None if all(s is None for s in after) else tuple(after)
+
+    def rewrite(self, problem: Attention) -> Problem:
+        p: Problem = problem
+        scope = p.scope
+        for i, child in enumerate(self):
+            p = rewrite(child, p.enter(str(i))).leave(scope)
+        return p
+
+    def settle(self, problem: Attention) -> Attention:
+        p: Problem = problem
+        scope = p.scope
+        for i, child in enumerate(self):
+            p = settle(child, p.enter(str(i))).leave(scope)
+        return cast("Attention", p)
+
+    def move(self, problem: Attention, tokens: Tokens) -> Attention:
+        p: Problem = problem
+        scope = p.scope
+        for i, child in enumerate(self):
+            p = move(child, p.enter(str(i)), tokens).leave(scope)
+        return cast("Attention", p)
+
+    def embed(self, x: Tensor, positions: Positions | None = None) -> Tensor:
+        for child in self:
+            x = child.embed(x, positions)
+        return x
+
+    def layer(self, index: int) -> Sequential:
+        return Sequential(*(child.layer(index) for child in self))
+
+
+class Partial(Encoding):
+    """The encoding acts on the first ``dims`` channels of q and k; the others make an ordinary dot product.
+
+    The scale of the logits stays that of the whole width.
+
+    Args:
+        encoding: an encoding of width ``dims``.
+        dims: channels it acts on, counted from the first.
+
+    Raises:
+        CannotCompose: the encoding is not a dot product (several scores, a product of its own, split heads).
+    """
+
+    def __init__(self, encoding: Encoding, dims: int) -> None:
+        super().__init__()
+        _is_encoding(encoding, "Partial")
+        if isinstance(dims, bool) or not isinstance(dims, int) or dims < 0:
+            raise ConfigError(f"dims is a number of channels, 0 or more; got {dims!r}")
+        self.encoding = encoding
+        self.dims = dims
+
+    @property
+    def stores(self) -> str:  # type: ignore[override]
+        return self.encoding.stores
+
+    def _inner(self, p: Attention) -> Attention:
+        if self.dims > p.q.shape[-1]:
+            raise ShapeError(f"Partial over {self.dims} channels of a head of {p.q.shape[-1]}")
+        if p.branches or p.product is not None:
+            raise CannotCompose(f"Partial({type(self.encoding).__name__}) after an encoding that is no dot product")
+        return p.replace(q=p.q[..., : self.dims], k=p.k[..., : self.dims])
+
+    def _outer(self, inner: Problem, p: Attention) -> Attention:
+        if isinstance(inner, Parts) or inner.branches or inner.product is not None or inner.kernel is not None:
+            raise CannotCompose(
+                f"Partial({type(self.encoding).__name__}): the encoding makes more than one dot product of its channels, "
+                "so the channels left over have nowhere to go"
+            )
+        q = torch.cat([inner.q, p.q[..., self.dims :]], -1)
+        k = torch.cat([inner.k, p.k[..., self.dims :]], -1)
+        return inner.replace(q=q, k=k)
+
+    def observe(self, problem: Attention, state: State = None) -> tuple[Problem, State]:
+        inner, state = observe(self.encoding, self._inner(problem), state)
+        if isinstance(inner, Parts):
+            raise CannotCompose("Partial cannot hold a combinator that splits the heads; put Partial inside it")
+        return inner.replace(q=problem.q, k=problem.k), state
+
+    def rewrite(self, problem: Attention) -> Problem:
+        return self._outer(rewrite(self.encoding, self._inner(problem)), problem)
+
+    def move(self, problem: Attention, tokens: Tokens) -> Attention:
+        width = problem.k.shape[-1] - (problem.head_dim - self.dims)  # the encoding may have widened its channels
+        inner = problem.replace(k=problem.k[..., :width], head_dim=self.dims)
+        moved = cast("Attention", move(self.encoding, inner, tokens))
+        return moved.replace(k=torch.cat([moved.k, problem.k[..., width:]], -1), head_dim=problem.head_dim)
+
+    def embed(self, x: Tensor, positions: Positions | None = None) -> Tensor:
+        return self.encoding.embed(x, positions)
+
+    def layer(self, index: int) -> Partial:
+        return Partial(self.encoding.layer(index), self.dims)
+
+    def extra_repr(self) -> str:
+        return f"dims={self.dims}"
+
+
+class PerHead(Encoding):
+    """Different heads, different encodings: the query heads are dealt out in order.
+
+    Each encoding sees a problem of its own heads, counted from 0. The outputs are joined in the same order.
+
+    Args:
+        encodings: one for each group of heads.
+        sizes: query heads of each group; None: equal groups.
+    """
+
+    structure = "split"
+
+    def __init__(self, encodings: Sequence[Encoding], sizes: Sequence[int] | None = None) -> None:
+        super().__init__()
+        if not encodings:
+            raise ConfigError("PerHead needs at least one encoding")
+        for i, encoding in enumerate(encodings):
+            _is_encoding(encoding, f"encoding {i} of PerHead")
+        if sizes is not None and (len(sizes) != len(encodings) or any(s < 1 for s in sizes)):
+            raise ConfigError(
+                f"PerHead got {len(encodings)} encodings and sizes {list(sizes)}; one positive size for each"
+            )
+        for i, encoding in enumerate(encodings):
+            self.add_module(str(i), encoding)
+        self.sizes = None if sizes is None else tuple(sizes)
+
+    @property
+    def stores(self) -> str:  # type: ignore[override]
+        return "raw" if any(e.stores == "raw" for e in self) else "encoded"
+
+    def __iter__(self) -> Iterator[Encoding]:
+        return iter(cast("list[Encoding]", list(self.children())))
+
+    def _sizes(self, heads: int) -> tuple[int, ...]:
+        n = len(self._modules)
+        sizes = self.sizes if self.sizes is not None else (heads // n,) * n
+        if sum(sizes) != heads:
+            raise ShapeError(
+                f"PerHead deals out {sizes if self.sizes is not None else f'{n} equal groups'} and the problem has "
+                f"{heads} query heads"
+            )
+        return sizes
+
+    def _each(self, parts: Parts, apply: Any) -> Parts:
+        """Apply a hook of each child to its own item, which counts its heads from 0 meanwhile."""
+        out, scope = [], parts.scope
+        for i, (child, item) in enumerate(zip(self, parts.items, strict=True)):
+            heads = _heads(item)
+            count = sum(leaf.num_heads for leaf in leaves(item))
+            out.append(_renumber(apply(i, child, _renumber(item.enter(str(i)), (0, count))).leave(scope), heads))
+        return parts.with_items(out)
+
+    def observe(self, problem: Attention, state: State = None) -> tuple[Problem, State]:
+        start, items = 0, []
+        for size in self._sizes(problem.num_heads):
+            items.append(problem.select_heads(start, start + size))
+            start += size
+        states = list(state) if state is not None else [None] * len(items)
+        after: list[State] = [None] * len(items)
+
+        def see(i: int, child: Encoding, p: Problem) -> Problem:
+            p, after[i] = observe(child, p, states[i])
+            return p
+
+        parts = self._each(Parts(tuple(items), _join_heads, problem.scope, by_head=True), see)
+        return parts, None if all(s is None for s in after) else tuple(after)
+
+    def rewrite(self, problem: Problem) -> Problem:  # type: ignore[override]
+        if not isinstance(problem, Parts):
+            raise CannotCompose("PerHead has to observe a problem before it rewrites it; call the encoding")
+        return self._each(problem, lambda i, child, p: rewrite(child, p))
+
+    def settle(self, problem: Problem) -> Problem:  # type: ignore[override]
+        return self._each(cast("Parts", problem), lambda i, child, p: settle(child, p))
+
+    def move(self, problem: Problem, tokens: Tokens) -> Problem:  # type: ignore[override]
+        return self._each(cast("Parts", problem), lambda i, child, p: move(child, p, tokens))
+
+    def layer(self, index: int) -> PerHead:
+        return PerHead([child.layer(index) for child in self], self.sizes)
+
+    def extra_repr(self) -> str:
+        return "" if self.sizes is None else f"sizes={list(self.sizes)}"
+
+
+class PerLayer(nn.ModuleList):
+    """A list of encodings, one a layer; not an encoding, since a problem carries no layer index.
+
+    ``PerLayer(enc, 12)`` gives every layer ``enc.layer(i)``: the same object where there is nothing to learn, so that
+    layers share their tables, and a copy where there is.
+    """
+
+    def __init__(self, encodings: Encoding | Sequence[Encoding], num_layers: int | None = None) -> None:
+        if isinstance(encodings, Encoding):
+            if num_layers is None:
+                raise ConfigError("PerLayer of one encoding needs num_layers")
+            encodings = [encodings.layer(i) for i in range(num_layers)]
+        elif num_layers is not None and num_layers != len(encodings):
+            raise ConfigError(f"PerLayer got {len(encodings)} encodings for {num_layers} layers")
+        for i, encoding in enumerate(encodings):
+            _is_encoding(encoding, f"layer {i} of PerLayer")
+        super().__init__(encodings)
+
+
+def _heads(problem: Problem) -> tuple[int, int]:
+    return leaves(problem)[0].heads
+
+
+def _renumber(problem: Problem, heads: tuple[int, int]) -> Problem:
+    """Say which heads of how many an item holds: its own for a child, the layer's for everybody else."""
+    if isinstance(problem, Attention):
+        return problem.replace(heads=heads)
+    first, items = heads[0], []
+    for item in problem.items:
+        items.append(_renumber(item, (first, heads[1])))
+        first += sum(leaf.num_heads for leaf in leaves(item))
+    return problem.with_items(items)
+
+
+def _join_heads(outputs: list[Tensor]) -> Tensor:
+    return torch.cat(outputs, dim=1)
+
+
+def _is_encoding(encoding: object, what: str) -> None:
+    if not isinstance(encoding, Encoding):
+        raise ConfigError(f"{what} is a {type(encoding).__name__}, not an Encoding")

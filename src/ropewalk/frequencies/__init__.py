@@ -1,0 +1,5 @@
+"""Frequencies and their schedules."""
+
+from ropewalk.frequencies.spectrum import Spectrum, geometric
+
+__all__ = ["Spectrum", "geometric"]
