@@ -80,7 +80,7 @@ class Traits:
         max_position: largest position it is defined for at the record's defaults; None: no bound.
         real_positions: positions may be real numbers.
         training: whether a model must be trained with it, or a trained one can take it as it is.
-        reduces_to: special cases, as sentences such as "rope when shift == window".
+        reduces_to: special cases, as sentences such as "rope when local == shift".
     """
 
     relative: bool
@@ -146,9 +146,7 @@ class Record:
         if self.kind not in KINDS:
             raise ConfigError(f"{self.slug}: kind {self.kind!r} is none of {', '.join(KINDS)}.")
         if not re.fullmatch(r"[\w.]+:\w+", self.factory):
-            raise ConfigError(
-                f"{self.slug}: factory {self.factory!r} is not of the form 'package.module:name'."
-            )
+            raise ConfigError(f"{self.slug}: factory {self.factory!r} is not of the form 'package.module:name'.")
 
     @property
     def url(self) -> str | None:
@@ -175,9 +173,7 @@ class Record:
                     f"{self.slug} takes no {name!r}; it takes {', '.join(sorted(takes)) or 'nothing'}."
                     f"{suggest(name, takes)}"
                 )
-        missing = [
-            p.name for p in parameters if p.name in takes and p.default is p.empty and p.name not in given
-        ]
+        missing = [p.name for p in parameters if p.name in takes and p.default is p.empty and p.name not in given]
         if missing:
             raise ConfigError(f"{self.slug} needs {', '.join(missing)}.")
         return factory(**given)
@@ -333,7 +329,7 @@ def _randomized(
         kind=kind,
         traits=traits,
         factory=factory,
-        defaults={**defaults, "max_length": 2048},
+        defaults={**defaults, "max_length": 512},
         sheet=108,
     )
 
@@ -562,11 +558,11 @@ RECORDS: tuple[Record, ...] = (
             content_dependent=False,
             streamable=True,
             linear_attention=True,
-            max_position=2047,
+            max_position=511,
             real_positions=False,
             reduces_to=("rope when the range is as long as the sequence",),
         ),
-        "ropewalk.bias.randomized:randomized_rope",
+        "ropewalk.rotary.randomized_rope:randomized_rope",
         head_dim=32,
     ),
     _randomized(
@@ -580,7 +576,6 @@ RECORDS: tuple[Record, ...] = (
             content_dependent=False,
             streamable=True,
             linear_attention=False,
-            max_position=2047,
             real_positions=False,
         ),
         "ropewalk.bias.randomized_alibi:RandomizedALiBi",
@@ -597,14 +592,12 @@ RECORDS: tuple[Record, ...] = (
             content_dependent=True,
             streamable=True,
             linear_attention=False,
-            max_position=2047,
             real_positions=False,
             reduces_to=("transformer_xl when the range is as long as the sequence",),
         ),
-        "ropewalk.bias.transformer_xl:randomized_relative",
+        "ropewalk.bias.transformer_xl:RandomizedRelative",
         head_dim=32,
         num_heads=4,
-        hidden_size=128,
     ),
     _randomized(
         "randomized_sinusoidal",
@@ -617,11 +610,11 @@ RECORDS: tuple[Record, ...] = (
             content_dependent=False,
             streamable=True,
             linear_attention=True,
-            max_position=2047,
+            max_position=511,
             real_positions=False,
             reduces_to=("sinusoidal when the range is as long as the sequence",),
         ),
-        "ropewalk.bias.randomized:randomized_sinusoidal",
+        "ropewalk.embedding.randomized:randomized_sinusoidal",
         hidden_size=128,
     ),
     _randomized(
@@ -635,11 +628,11 @@ RECORDS: tuple[Record, ...] = (
             content_dependent=False,
             streamable=True,
             linear_attention=True,
-            max_position=2047,
+            max_position=511,
             real_positions=False,
             reduces_to=("learned when the range is as long as the sequence",),
         ),
-        "ropewalk.bias.randomized:randomized_learned",
+        "ropewalk.embedding.randomized:randomized_learned",
         hidden_size=128,
     ),
     Record(
@@ -659,7 +652,7 @@ RECORDS: tuple[Record, ...] = (
             linear_attention=False,
         ),
         factory="ropewalk.bias.transformer_xl:TransformerXL",
-        defaults={"head_dim": 32, "num_heads": 4, "hidden_size": 128},
+        defaults={"head_dim": 32, "num_heads": 4},
         sheet=108,
     ),
     Record(
@@ -667,8 +660,7 @@ RECORDS: tuple[Record, ...] = (
         name="STRING (shifted)",
         summary="Far keys of a trained RoPE model are seen at shorter, well-trained distances.",
         paper="Why Does the Effective Context Length of LLMs Fall Short?",
-        authors="Chenxin An, Jun Zhang, Ming Zhong, Lei Li, Shansan Gong, Yao Luo, "
-        "Jingjing Xu, Lingpeng Kong",
+        authors="Chenxin An, Jun Zhang, Ming Zhong, Lei Li, Shansan Gong, Yao Luo, Jingjing Xu, Lingpeng Kong",
         arxiv="2410.18745",
         year=2024,
         kind="rotary",
@@ -680,10 +672,10 @@ RECORDS: tuple[Record, ...] = (
             linear_attention=False,
             causal="only",
             training="drop-in",
-            reduces_to=("rope when shift == window", "rope up to shift tokens"),
+            reduces_to=("rope when local == shift", "rope up to shift tokens"),
         ),
         factory="ropewalk.rotary.string_shifted:STRINGShifted",
-        defaults={"head_dim": 32, "shift": 8, "window": 3},
+        defaults={"head_dim": 32, "shift": 8, "local": 3},
         sheet=116,
     ),
     Record(

@@ -210,9 +210,7 @@ def _searchable(entry: Record) -> tuple[str, ...]:
 def _one_of(what: str, name: str, choices: Sequence[str]) -> str:
     if name in choices:
         return name
-    raise ConfigError(
-        f"no {what} is called {name!r}; there are {', '.join(choices)}.{suggest(name, choices)}"
-    )
+    raise ConfigError(f"no {what} is called {name!r}; there are {', '.join(choices)}.{suggest(name, choices)}")
 
 
 def _opening(doc: str) -> list[str]:

@@ -97,7 +97,9 @@ def choose(p: Attention, backend: str, request: Request) -> Backend:
 def _by_name(name: str) -> Backend:
     names = [b.name for b in BACKENDS]
     if name not in names:
-        raise UnknownNameError(f"unknown backend {name!r}; there are 'auto', {', '.join(map(repr, names))}.{suggest(name, names)}")
+        raise UnknownNameError(
+            f"unknown backend {name!r}; there are 'auto', {', '.join(map(repr, names))}.{suggest(name, names)}"
+        )
     return BACKENDS[names.index(name)]
 
 
@@ -118,7 +120,9 @@ def explain(problem: Problem, dropout: float = 0.0, return_weights: bool = False
     if isinstance(problem, Parts):
         lines = [f"split into {len(problem.items)} problems:"]
         for i, item in enumerate(problem.items):
-            lines += [f"  {i}: {line}" if n == 0 else f"     {line}" for n, line in enumerate(explain(item).split("\n"))]
+            lines += [
+                f"  {i}: {line}" if n == 0 else f"     {line}" for n, line in enumerate(explain(item).split("\n"))
+            ]
         return "\n".join(lines)
     p = problem.located()
     chosen = choose(p, "auto", request)
@@ -140,7 +144,10 @@ def explain(problem: Problem, dropout: float = 0.0, return_weights: bool = False
 def _describe(p: Attention) -> str:
     b, h, n, d = p.q.shape
     heads = f"{h}" if h == p.num_kv_heads else f"{h}/{p.num_kv_heads}"
-    said = [f"{b} x {heads} heads x {n} queries x {p.k.shape[2]} keys, width {d}", str(p.q.dtype).removeprefix("torch.")]
+    said = [
+        f"{b} x {heads} heads x {n} queries x {p.k.shape[2]} keys, width {d}",
+        str(p.q.dtype).removeprefix("torch."),
+    ]
     terms = [type(t).__name__.lower() + (" (low-rank)" if getattr(t, "factors", None) else "") for t in p.terms]
     said += [f"terms: {', '.join(terms)}"] if terms else []
     said += [f"{len(p.branches)} scores under one softmax"] if p.branches else []

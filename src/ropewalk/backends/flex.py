@@ -102,7 +102,10 @@ def _block_mask(p: Attention) -> Any:
         return None
     mod = _mask_mod(p, masks)
     heads = [_heads(p, m) for m in masks] + ([p.mask.shape[1]] if p.mask is not None and p.mask.ndim == 4 else [])
-    batch = max([p.where.query.batch, p.where.key.batch] + ([p.mask.shape[0]] if p.mask is not None and p.mask.ndim == 4 else []))
+    batch = max(
+        [p.where.query.batch, p.where.key.batch]
+        + ([p.mask.shape[0]] if p.mask is not None and p.mask.ndim == 4 else [])
+    )
     b = batch if batch > 1 else None
     h = max(heads, default=1)
     h_arg = h if h > 1 else None

@@ -24,6 +24,9 @@ class ALiBi(Bias):
         bidirectional: penalise |i − j| rather than i − j. The causal form is a sum of products and runs on fused
             kernels without an S x S bias; this one is not.
         slopes: other slopes, one a head, instead of the published ones.
+        past_discount: taken off the distance of keys before the query, bidirectional only, so that a head can tell left
+            from right (0.5 in arXiv 2305.16843).
+        future_discount: the same for keys after the query.
 
     Shapes: positions (b, S), integer or real, in tokens. Numbers: distances in float64.
 
@@ -40,8 +43,12 @@ class ALiBi(Bias):
         *,
         bidirectional: bool = False,
         slopes: Sequence[float] | None = None,
+        past_discount: float = 0.0,
+        future_discount: float = 0.0,
     ) -> None:
         super().__init__()
+        if (past_discount or future_discount) and not bidirectional:
+            raise ConfigError("discounts tell left from right in bidirectional attention; give bidirectional=True")
         if slopes is not None:
             if num_heads is not None and len(slopes) != num_heads:
                 raise ConfigError(f"{len(slopes)} slopes for num_heads={num_heads}")
@@ -51,8 +58,9 @@ class ALiBi(Bias):
         self.num_heads = num_heads
         self.bidirectional = bidirectional
         self.slopes = None if slopes is None else tuple(float(s) for s in slopes)
+        self.past_discount, self.future_discount = float(past_discount), float(future_discount)
         if bidirectional:
-            self.factors = None
+            self.factors = None  # |i - j| is no sum of products
 
     def per_head(self, num_heads: int) -> dict[str, Tensor]:
         if self.slopes is not None:
@@ -60,8 +68,9 @@ class ALiBi(Bias):
         return {"slope": alibi_slopes(self.num_heads or num_heads)}
 
     def bias(self, i: Tensor, j: Tensor, slope: Tensor) -> Tensor:
-        distance = i - j
-        return -slope * (distance.abs() if self.bidirectional else distance)
+        if not self.bidirectional:
+            return -slope * (i - j)
+        return -slope * lopsided(i - j, self.past_discount, self.future_discount)
 
     def factors(self, i: Tensor, j: Tensor, slope: Tensor) -> Sequence[Pair]:  # type: ignore[override]
         return (-slope * i, 1.0), (slope, j)
@@ -69,3 +78,11 @@ class ALiBi(Bias):
     def extra_repr(self) -> str:
         shown = [] if self.num_heads is None else [str(self.num_heads)]
         return ", ".join(shown + (["bidirectional"] if self.bidirectional else []))
+
+
+def lopsided(distance: Tensor, past: float, future: float) -> Tensor:
+    """|distance|, less a discount on the side of the past (distance > 0) or of the future."""
+    size = distance.abs()
+    if past:
+        size = torch.where(distance > 0, size - past, size)
+    return torch.where(distance < 0, size - future, size) if future else size

@@ -23,7 +23,7 @@ from ropewalk.core.attention import (
     map_leaves,
 )
 from ropewalk.core.encoding import Encoding, State, move, observe, rewrite, settle
-from ropewalk.core.errors import CacheError, CannotCrop, ConfigError
+from ropewalk.core.errors import CacheError, CannotCache, CannotCrop, ConfigError
 from ropewalk.core.positions import Positions, Tokens
 
 
@@ -47,7 +47,9 @@ class Stored:
                 f"the cache holds keys of width {self.k.shape[-1]} with features {sorted(self.features)} and the new ones "
                 f"have width {new.k.shape[-1]} and {sorted(new.features)}; a cache belongs to one encoding"
             )
-        return Stored(_cat(self.k, new.k), _cat(self.v, new.v), {n: _cat(t, new.features[n]) for n, t in self.features.items()})
+        return Stored(
+            _cat(self.k, new.k), _cat(self.v, new.v), {n: _cat(t, new.features[n]) for n, t in self.features.items()}
+        )
 
     def index(self, dim: int, index: Tensor | slice) -> Stored:
         """Take rows (dim 0) or tokens (dim 2)."""
@@ -149,6 +151,8 @@ class KVCache:
         for i, encoding in enumerate(many):
             if not isinstance(encoding, Encoding):
                 raise ConfigError(f"encoding {i} of the cache is a {type(encoding).__name__}, not an Encoding")
+            if (why := encoding.why_not_cached()) is not None:
+                raise CannotCache(f"{type(encoding).__name__} cannot be decoded with a cache: {why}")
         if not many:
             raise ConfigError("a cache needs at least one encoding")
         self._layers = [LayerCache(self, e) for e in many]
@@ -268,7 +272,9 @@ class KVCache:
         self._between_steps("select")
         index = torch.as_tensor(rows)
         if index.ndim != 1 or index.is_floating_point():
-            raise CacheError(f"rows have shape {tuple(index.shape)} and dtype {index.dtype}; give a list of row numbers")
+            raise CacheError(
+                f"rows have shape {tuple(index.shape)} and dtype {index.dtype}; give a list of row numbers"
+            )
         if self._tokens is None:
             return
         index = index.to(self._tokens.device)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.core.errors import ConfigError, NeedsHiddenStates, ShapeError, UnknownNameError, suggest
-from ropewalk.core.positions import Chain, Map, Positions, Tokens
+from ropewalk.core.positions import Chain, Positions, Tokens
 
 # ---- references: what terms, masks and finishers may read --------------------------------------------------------
 
@@ -331,10 +331,6 @@ class Attention:
         """Narrow the problem by a mask, or replace the mask of that name (also a built-in one)."""
         return self.replace(masks=(*(m for m in self.masks if m.name != mask.name), mask))
 
-    def moved(self, map: Map) -> Attention:
-        """Move the coordinates that encodings after this one see."""
-        return self.replace(at=(*self.at, map))
-
     def finish_with(self, fn: Callable[..., Tensor], *inputs: Ref) -> Attention:
         """Do something to the output; what was asked for last is done first."""
         return self.replace(finish=(*self.finish, Finish(fn, inputs)))
@@ -608,9 +604,7 @@ def _check(p: Attention) -> None:
         raise ShapeError(f"q, k, v are on {p.q.device}, {p.k.device}, {p.v.device}; move them to one device")
     if p.positions is not None:
         if not isinstance(p.positions, Positions):
-            raise ShapeError(
-                f"positions is a {type(p.positions).__name__}; wrap it: positions=Positions(tensor)"
-            )
+            raise ShapeError(f"positions is a {type(p.positions).__name__}; wrap it: positions=Positions(tensor)")
         check_positions(p, p.positions)
     for name, x, length in (("x", p.x, n), ("x_kv", p.x_kv, m)):
         if x is not None and (x.ndim != 3 or x.shape[0] != b or x.shape[1] != length):

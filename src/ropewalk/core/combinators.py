@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ropewalk.core.attention import Attention, Parts, Problem, leaves
 from ropewalk.core.encoding import Encoding, State, move, observe, rewrite, settle
 from ropewalk.core.errors import CannotCompose, ConfigError, ShapeError
-from ropewalk.core.positions import Positions, Tokens
+from ropewalk.core.positions import Chain, Positions, Tokens
 
 
 class Sequential(Encoding):
@@ -76,10 +76,19 @@ class Sequential(Encoding):
             p = move(child, p.enter(str(i)), tokens).leave(scope)
         return cast("Attention", p)
 
-    def embed(self, x: Tensor, positions: Positions | None = None) -> Tensor:
+    def embed(self, x: Tensor, positions: Positions | None = None, at: Chain = ()) -> Tensor:
+        if positions is None:
+            positions = Positions.arange(x.shape[1], device=x.device)
+        positions = self.draw(positions)
         for child in self:
-            x = child.embed(x, positions)
+            x = child.embed(x, positions, at)
+            at = child.chained(at)
         return x
+
+    def chained(self, at: Chain) -> Chain:
+        for child in self:
+            at = child.chained(at)
+        return at
 
     def layer(self, index: int) -> Sequential:
         return Sequential(*(child.layer(index) for child in self))
@@ -142,8 +151,11 @@ class Partial(Encoding):
         moved = cast("Attention", move(self.encoding, inner, tokens))
         return moved.replace(k=torch.cat([moved.k, problem.k[..., width:]], -1), head_dim=problem.head_dim)
 
-    def embed(self, x: Tensor, positions: Positions | None = None) -> Tensor:
-        return self.encoding.embed(x, positions)
+    def embed(self, x: Tensor, positions: Positions | None = None, at: Chain = ()) -> Tensor:
+        return self.encoding.embed(x, positions, at)
+
+    def chained(self, at: Chain) -> Chain:
+        return self.encoding.chained(at)
 
     def layer(self, index: int) -> Partial:
         return Partial(self.encoding.layer(index), self.dims)

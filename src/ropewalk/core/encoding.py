@@ -74,9 +74,21 @@ class Encoding(nn.Module):
                 positions = child.draw(positions)
         return positions
 
-    def embed(self, x: Tensor, positions: Positions | None = None) -> Tensor:
-        """Return token embeddings with positions in them; the identity unless the encoding acts there."""
+    def embed(self, x: Tensor, positions: Positions | None = None, at: Chain = ()) -> Tensor:
+        """Return token embeddings with positions in them; the identity unless the encoding acts there.
+
+        ``at`` is the chain of maps that earlier encodings of a `Sequential` put on the positions.
+        """
         return x
+
+    def chained(self, at: Chain) -> Chain:
+        """Return the chain of maps that encodings after this one see."""
+        return at
+
+    def why_not_cached(self) -> str | None:
+        """Say why decoding would not equal the full pass; None where it does."""
+        children = [c for c in self.children() if isinstance(c, Encoding)]
+        return next((why for c in children if (why := c.why_not_cached()) is not None), None)
 
     # ---- for users --------------------------------------------------------------------------------------------
 
@@ -87,9 +99,7 @@ class Encoding(nn.Module):
             problem = problem.replace(positions=self.draw(problem.where))
         return rewrite(self, observe(self, problem)[0])
 
-    def rotate(
-        self, q: Tensor, k: Tensor, positions: Positions | Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: Positions | Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return q and k as encoded, for one's own attention call; refused by what is more than a map of q and k."""
         if isinstance(positions, Tensor):
             positions = Positions(positions)
@@ -286,9 +296,7 @@ class Rotary(Encoding):
 
         if any(m.learned for m in chain) or any(True for _ in self.parameters()):
             return make()
-        return tokens.memo(
-            lambda: ("rotary", self.key(), tuple(m.key for m in chain), dtype), make
-        )
+        return tokens.memo(lambda: ("rotary", self.key(), tuple(m.key for m in chain), dtype), make)
 
     def turn(self, x: Tensor, tables: tuple[Tensor, Tensor], p: Attention, inverse: bool = False) -> Tensor:
         """Turn the query side or the key side of ``p`` by tables that may be per key head."""
@@ -359,9 +367,7 @@ class Bias(Encoding):
         given = self.per_head(p.heads[1])
         for name in self._inputs:
             if name not in given:
-                raise UnknownNameError(
-                    f"{type(self).__name__}.bias asks for {name!r}; per_head gives {sorted(given)}"
-                )
+                raise UnknownNameError(f"{type(self).__name__}.bias asks for {name!r}; per_head gives {sorted(given)}")
             value = p.head_slice(given[name].to(p.q.device))
             if value.ndim == 1:
                 scalars.append(name)
@@ -415,13 +421,17 @@ class Coordinates(Encoding):
         """Return the new coordinates, for maps that read more of the tokens than their position."""
         return self.map(position)
 
+    def chained(self, at: Chain) -> Chain:
+        """Extend the chain of maps."""
+        return (*at, ModuleMap(self))
+
     def rewrite(self, problem: Attention) -> Problem:
         """Extend the chain of maps."""
-        return problem.moved(ModuleMap(self))
+        return problem.replace(at=self.chained(problem.at))
 
     def move(self, problem: Attention, tokens: Tokens) -> Attention:
         """Extend the chain, so that encodings after this one move by mapped differences."""
-        return problem.moved(ModuleMap(self))
+        return problem.replace(at=self.chained(problem.at))
 
 
 class ModuleMap:
@@ -463,7 +473,7 @@ class Embedding(Encoding):
     def fit(self, dim: int) -> None:
         """Learn the width from the first embeddings, where it was left out; an error where it does not fit."""
 
-    def embed(self, x: Tensor, positions: Positions | None = None) -> Tensor:
+    def embed(self, x: Tensor, positions: Positions | None = None, at: Chain = ()) -> Tensor:
         """Add the table's rows, at the positions of the (query) tokens."""
         if x.ndim != 3:
             raise ShapeError(f"embeddings have shape {tuple(x.shape)}; expected (batch, seq, dim)")
@@ -475,15 +485,11 @@ class Embedding(Encoding):
                 f"positions say {tokens.batch} x {tokens.length} tokens and the embeddings have shape {tuple(x.shape)}"
             )
         self.fit(x.shape[-1])
-        position = tokens.coordinates(self.chain())
+        position = tokens.coordinates(at)
         check_axes(self, position, self.axes)
         added = self.table(position)
         dtype = x.dtype if x.dtype == torch.float64 else torch.float32
         return (x + added.to(dtype)).to(x.dtype)
-
-    def chain(self) -> Chain:
-        """Maps between the positions and the rows of the table."""
-        return ()
 
     def move(self, problem: Attention, tokens: Tokens) -> Attention:
         """Refuse: what was added to the embeddings went through the whole network."""

@@ -267,9 +267,7 @@ class Tokens:
             pair = [t.columns.get(name) for t in (self, other)]
             if name == "valid":
                 pair = [
-                    torch.ones_like(t.position[..., 0] if t.axes else t.position, dtype=torch.bool)
-                    if c is None
-                    else c
+                    torch.ones_like(t.position[..., 0] if t.axes else t.position, dtype=torch.bool) if c is None else c
                     for t, c in zip((self, other), pair, strict=True)
                 ]
             if pair[0] is None or pair[1] is None:
@@ -398,9 +396,7 @@ class Positions:
     ) -> Positions:
         """Count from ``offset``: over the real tokens only, and anew in each packed document."""
         ids = _from_cu_seqlens(cu_seqlens, n, document_ids)
-        return cls(
-            Tokens.arange(n, offset=offset, batch=batch, document_ids=ids, valid=valid, device=device)
-        )
+        return cls(Tokens.arange(n, offset=offset, batch=batch, document_ids=ids, valid=valid, device=device))
 
     @property
     def is_self(self) -> bool:
@@ -543,15 +539,11 @@ def _from_cu_seqlens(cu_seqlens: Tensor | None, n: int, document_ids: Tensor | N
         raise PositionError("give document_ids or cu_seqlens, not both: they say the same")
     cu = torch.as_tensor(cu_seqlens)
     if cu.ndim != 1 or cu.is_floating_point() or len(cu) < 2:
-        raise PositionError(
-            f"cu_seqlens has shape {tuple(cu.shape)}; it is 1-D, integer, from 0 to the total length"
-        )
+        raise PositionError(f"cu_seqlens has shape {tuple(cu.shape)}; it is 1-D, integer, from 0 to the total length")
     if not is_compiling() and not cu.is_meta:
         steps = cu[1:] - cu[:-1]
         if int(cu[0]) != 0 or int(cu[-1]) != n or bool((steps < 0).any()):
-            raise PositionError(
-                f"cu_seqlens runs {cu.tolist()}; it must rise from 0 to the number of tokens, {n}"
-            )
+            raise PositionError(f"cu_seqlens runs {cu.tolist()}; it must rise from 0 to the number of tokens, {n}")
     return torch.searchsorted(cu[1:].contiguous(), torch.arange(n, device=cu.device), right=True)
 
 

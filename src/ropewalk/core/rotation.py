@@ -14,7 +14,9 @@ Pairing = Literal["interleaved", "half"]
 
 def check_pairing(pairing: str) -> Pairing:
     if pairing not in ("interleaved", "half"):
-        raise ConfigError(f"pairing {pairing!r}; allowed are 'interleaved', 'half'.{suggest(pairing, ['interleaved', 'half'])}")
+        raise ConfigError(
+            f"pairing {pairing!r}; allowed are 'interleaved', 'half'.{suggest(pairing, ['interleaved', 'half'])}"
+        )
     return pairing  # type: ignore[return-value]
 
 
