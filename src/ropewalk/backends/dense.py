@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 
 from ropewalk.backends.request import Backend, Request, Result
-from ropewalk.core.attention import Attention, Mask, Pointwise, Ref, Row, ValueTerm
+from ropewalk.core.attention import Attention, Branch, Mask, Pointwise, Ref, Row, ValueTerm
 from ropewalk.core.encoding import table_dtype
 
 
@@ -74,12 +74,12 @@ def logits(p: Attention, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
         sides = [p.read(r, "q") for r in t.q] + [per_query_head(p.read(r, "k"), p.num_heads) for r in t.k]
         s = t.fn(q, per_query_head(p.k.to(dtype), p.num_heads), *sides).to(dtype)
     else:
-        s = dot(q, p.k) * p.logit_scale
-        for branch in p.branches[1:]:
+        s = q.new_zeros(())
+        for branch in p.branches or (Branch(),):
             bq = q if branch.q is None else p.qf[branch.q].to(dtype)
             bk = p.k if branch.k is None else p.kf[branch.k]
-            assert branch.where is not None
-            s = torch.where(evaluate_mask(p, branch.where), dot(bq, bk) * p.logit_scale, s)
+            own = dot(bq, bk) * p.logit_scale
+            s = own if branch.where is None else torch.where(evaluate_mask(p, branch.where), own, s)
     if p.softcap is not None:
         s = p.softcap * torch.tanh(s / p.softcap)
     for term in p.terms:
@@ -107,12 +107,13 @@ def run(p: Attention, request: Request) -> Result:
             s = s.masked_fill(~visible, -torch.inf)
         sinks = None if p.sinks is None else p.sinks.to(dtype)[None, :, None, None].expand(*s.shape[:3], 1)
         wide = s if sinks is None else torch.cat([s, sinks], -1)
+        # A softmax over nothing is NaN, and so is its gradient: give such rows finite logits, then zero weights.
+        blank = None if visible is None or sinks is not None else ~visible.any(-1, keepdim=True)
+        if blank is not None:
+            wide = wide.masked_fill(blank, 0.0)
         if request.lse:
             lse = wide.logsumexp(-1)
-        if visible is not None and sinks is None:
-            # A softmax over nothing is NaN, and so is its gradient: give such rows finite logits, then zero weights.
-            blank = ~visible.any(-1, keepdim=True)
-            wide = wide.masked_fill(blank, 0.0)
+            lse = lse if blank is None else lse.masked_fill(blank[..., 0], -torch.inf)
         weights = wide.softmax(-1)
         if sinks is not None:
             weights = weights[..., :-1]
@@ -144,6 +145,8 @@ def why_not(p: Attention, request: Request) -> str | None:
     if p.kernel is not None:
         if p.terms or p.branches or p.product is not None or p.softcap is not None or p.sinks is not None:
             return "terms, branches, products, soft caps and sinks act on a softmax, and this is linear attention"
+        if p.scale is not None or p.own_scale is not None:
+            return "linear attention has no logits that a scale could act on"
         if request.lse:
             return "linear attention has no log-sum-exp"
     return None

@@ -38,13 +38,15 @@ def why_not(p: Attention, request: Request) -> str | None:
         return "it takes one plain dot product without terms or sinks"
     if p.q.shape[-1] != p.v.shape[-1] or p.q.shape[-1] > 256 or p.q.shape[-1] % 8:
         return "it takes q, k and v of one width, a multiple of 8 up to 256"
-    masks = [m.name for m in p.all_masks() if m.name not in ("causal", "window")]
-    if masks or p.masks or p.mask is not None:
+    masks = [m.name for m in p.all_masks() if m in p.masks or m.name not in ("causal", "window")]
+    if masks or p.mask is not None:
         return f"it knows causality and windows, and there is another mask ({', '.join(masks) or 'user'})"
     if p.where.order is not None:
         return "the queries are not the last keys"
     if request.weights or request.lse:
         return "weights or log-sum-exp were asked for"
+    if p.softcap is not None and request.dropout:
+        return "it has no soft cap under dropout"
     if p.q.shape[2] == 0 or p.k.shape[2] == 0:
         return "an empty problem"
     return None

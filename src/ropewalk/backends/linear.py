@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ropewalk.backends import dense
 from ropewalk.backends.request import Backend, Request, Result
-from ropewalk.core.attention import Attention
+from ropewalk.core.attention import CAUSAL, Attention
 from ropewalk.core.encoding import table_dtype
 
 CHUNK = 128
@@ -55,7 +55,7 @@ def why_not(p: Attention, request: Request) -> str | None:
         return "the problem is a softmax"
     if (reason := dense.why_not(p, request)) is not None:
         return reason
-    masks = [m.name for m in p.all_masks() if m.name != "causal"] + (["user"] if p.mask is not None else [])
+    masks = [m.name for m in p.all_masks() if m is not CAUSAL] + (["user"] if p.mask is not None else [])
     if masks:
         return f"running sums see every key so far, and there is a mask ({', '.join(masks)})"
     if p.causal and (p.where.order is not None or p.q.shape[2] != p.k.shape[2]):

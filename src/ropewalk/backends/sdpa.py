@@ -3,12 +3,12 @@
 A term ``sum_r a_r(i) b_r(j)`` is a dot product: [q, a / scale] . [k, b]. Folding keeps memory O(S) where a bias would
 take O(S^2). What makes it exact: coordinates are centred in float64 first (only differences matter), factors are split
 into three parts where channels have few bits, and q, k and v get one width that is a multiple of 8, since unequal widths
-leave the fused path.
+leave the fused path. Cheaper still on the CPU: what is left of ALiBi and FoX once row constants are dropped is one number
+a head and key, and its kernel adds such a row by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ropewalk.backends import dense
 from ropewalk.backends.request import Backend, Request, Result
-from ropewalk.core.attention import Attention, Pair, Pointwise
+from ropewalk.core.attention import CAUSAL, Attention, Pointwise
+from ropewalk.core.encoding import table_dtype
 
 FEW_QUERIES = 16
 """Up to here a bias row is cheaper than a copy of all keys with extra channels."""
@@ -28,38 +29,49 @@ LARGEST_WIDTH = 256
 
 def run(p: Attention, request: Request) -> Result:
     """Compute the problem by one fused call, or one a branch."""
-    terms = [cast("Pointwise", t) for t in p.terms]
-    fold, dense_terms = ([], terms) if not _folds(p) else _split(terms)
-    q, k, v = _to_width(p, _fold(p, fold))
-    bias = None
-    for term in dense_terms:
-        value = dense.pointwise(p, term)
-        bias = value if bias is None else bias + value
+    plain = not _needs_lse(p, request)
+    folded, held = _split(p)
+    factors = _factors(p, folded, all_of_them=not plain)
     causal, visible = _visibility(p)
-    if bias is not None:
+    row = _key_row(p, factors) if plain and visible is None and not (held or request.dropout) else None
+    q, k, v = _to_width(p, [c for a, b in factors for c in _channels(p, a, b)] if row is None else [])
+    if row is not None:
+        return Result(_kernel(q, k, v, causal, row, p.logit_scale)[0][..., : p.v.shape[-1]])
+    mask = visible
+    if held:
+        bias = sum(dense.pointwise(p, term) for term in held)
         if causal:
             causal, visible = False, dense.allowed(p)
-        bias = bias.float() if q.dtype != torch.float64 else bias
+        # The kernel takes a mask in float32 beside low-precision queries, and misreads one beside float64.
+        mask = cast("Tensor", bias).to(table_dtype(q))
         if visible is not None:
-            bias = bias.masked_fill(~visible, -torch.inf)
-    mask = visible if bias is None else bias
+            mask = mask.masked_fill(~visible, -torch.inf)
     if mask is not None:
         mask = mask.expand(-1, -1, q.shape[2], k.shape[2])  # fused kernels want the last axes whole
-    if not (request.lse or p.branches or p.sinks is not None):
-        gqa = q.shape[1] != k.shape[1]
-        out = F.scaled_dot_product_attention(
-            q, k, v, mask, request.dropout, causal, scale=p.logit_scale, enable_gqa=gqa
-        )
-        return Result(out[..., : p.v.shape[-1]])
-    return _merged(p, q, k, v, causal, mask)
+    if not plain:
+        return _merged(p, q, k, v, causal, mask)
+    grouped = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(
+        q, k, v, mask, request.dropout, causal, scale=p.logit_scale, enable_gqa=grouped
+    )
+    return Result(out[..., : p.v.shape[-1]])
 
 
-def _folds(p: Attention) -> bool:
-    return p.q.shape[2] > FEW_QUERIES
+def _needs_lse(p: Attention, request: Request) -> bool:
+    return request.lse or bool(p.branches) or p.sinks is not None
 
 
-def _split(terms: list[Pointwise]) -> tuple[list[Pointwise], list[Pointwise]]:
+def _split(p: Attention) -> tuple[list[Pointwise], list[Pointwise]]:
+    """Return the terms to be folded and those to be held as a bias."""
+    terms = [cast("Pointwise", t) for t in p.terms]
+    if p.q.shape[2] <= FEW_QUERIES and not _coarse(p):
+        return [], terms
     return [t for t in terms if t.factors is not None], [t for t in terms if t.factors is None]
+
+
+def _coarse(p: Attention) -> bool:
+    """Whether a bias would have to be in the low precision of q: only the CPU's kernel takes one in float32."""
+    return p.q.device.type != "cpu" and p.q.dtype in (torch.float16, torch.bfloat16)
 
 
 # ---- visibility ----------------------------------------------------------------------------------------------------
@@ -67,15 +79,14 @@ def _split(terms: list[Pointwise]) -> tuple[list[Pointwise], list[Pointwise]]:
 
 def _visibility(p: Attention) -> tuple[bool, Tensor | None]:
     """Return (is_causal, mask): the cheapest form of what may be seen."""
-    names = [m.name for m in p.all_masks()] + (["user"] if p.mask is not None else [])
-    square = p.where.order is None and p.q.shape[2] == p.k.shape[2]
-    if names == ["causal"]:
-        if square:
-            return True, None
-        if p.where.order is None and p.q.shape[2] == 1:
-            return False, None  # the newest token sees everything
-    if not names:
+    masks = p.all_masks()
+    if not masks and p.mask is None:
         return False, None
+    if masks == (CAUSAL,) and p.mask is None and p.where.order is None:
+        if p.q.shape[2] == p.k.shape[2]:
+            return True, None
+        if p.q.shape[2] == 1:
+            return False, None  # the newest token sees everything
     if p.masks or p.mask is not None:
         return False, dense.allowed(p)
     # Built-in masks depend on the positions alone: one evaluation for all layers.
@@ -87,22 +98,40 @@ def _visibility(p: Attention) -> tuple[bool, Tensor | None]:
 # ---- folding -------------------------------------------------------------------------------------------------------
 
 
-def _fold(p: Attention, terms: list[Pointwise]) -> list[tuple[Tensor, Tensor]]:
-    """Return the factors as channels (B|1, H, Q, r) and (B|1, H_kv, K, r) in the dtype of q."""
-    channels = []
+def _factors(p: Attention, terms: list[Pointwise], all_of_them: bool) -> list[tuple[Tensor, Tensor]]:
+    """Return the factors in float64, (B|1, h, Q|1) and (B|1, h, K|1).
+
+    A product whose key part is the same for all keys adds a number to a whole row: the softmax does not see it, so it
+    is left out unless ``all_of_them`` are asked for.
+    """
+    out = []
     for term in terms:
-        inputs = [p.read(r, "q", centre=True)[..., 0] for r in term.q] + [
-            p.read(r, "k", centre=True)[..., 0] for r in term.k
-        ]
+        rows = [p.read(ref, "q", centre=True)[..., 0] for ref in term.q]
+        columns = [p.read(ref, "k", centre=True)[..., 0] for ref in term.k]
         assert term.factors is not None
-        for a, b in cast("Sequence[Pair]", term.factors(*inputs)):
-            channels += _channels(p, a, b)
-    return channels
+        for pair in term.factors(*rows, *columns):
+            a, b = (_column(part, p.q.device) for part in pair)
+            if all_of_them or b.shape[-1] != 1:
+                out.append((a, b))
+    return out
 
 
-def _channels(p: Attention, a: Tensor | float, b: Tensor | float) -> list[tuple[Tensor, Tensor]]:
+def _key_row(p: Attention, factors: list[tuple[Tensor, Tensor]]) -> Tensor | None:
+    """Return the bias as one number a head and key, (B|1, h, 1, K), where it is no more than that.
+
+    The CPU's kernel adds such a row beside its causality, and nothing has to be widened; it has no gradient for it.
+    """
+    if p.q.device.type != "cpu" or p.num_heads != p.num_kv_heads or not factors:
+        return None
+    if any(a.shape[-1] != 1 for a, _ in factors):
+        return None
+    row = cast("Tensor", sum(a * b for a, b in factors))
+    return None if row.requires_grad else row[:, :, None].to(table_dtype(p.q))
+
+
+def _channels(p: Attention, a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return a product as channels (B|1, h, Q|1, r) and (B|1, h, K|1, r) in the dtype of q."""
     heads, kv = p.num_heads, p.num_kv_heads
-    a, b = _column(a, p.q), _column(b, p.k)
     a = a / p.logit_scale
     if b.shape[1] not in (1, kv):
         # Per query head on the key side: each member of a group gets a channel of its own and selects it, so that
@@ -120,9 +149,9 @@ def _channels(p: Attention, a: Tensor | float, b: Tensor | float) -> list[tuple[
     return [(x.to(p.q.dtype), y.to(p.k.dtype)) for x, y in pairs]
 
 
-def _column(value: Tensor | float, like: Tensor) -> Tensor:
+def _column(value: Tensor | float, device: torch.device) -> Tensor:
     if not isinstance(value, Tensor):
-        return torch.full((1, 1, 1), float(value), dtype=torch.float64, device=like.device)
+        return torch.full((1, 1, 1), float(value), dtype=torch.float64, device=device)
     return value.double()
 
 
@@ -143,7 +172,7 @@ def _to_width(p: Attention, channels: list[tuple[Tensor, Tensor]]) -> tuple[Tens
     full = -(-max(width, p.v.shape[-1]) // 8) * 8
 
     def joined(x: Tensor, extra: list[Tensor]) -> Tensor:
-        b, h, n, d = x.shape
+        b, h, n, _ = x.shape
         blocks = [x, *(e.expand(b, h, n, e.shape[-1]) for e in extra)]
         left = full - sum(t.shape[-1] for t in blocks)
         if left:
@@ -156,57 +185,62 @@ def _to_width(p: Attention, channels: list[tuple[Tensor, Tensor]]) -> tuple[Tens
 # ---- several scores, sinks, log-sum-exp ---------------------------------------------------------------------------
 
 
-def _with_lse(
+def _kernel(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    heads = q.shape[1]
-    if mask is not None and mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, dtype=torch.float32, device=q.device).masked_fill(~mask, -torch.inf)
-    if mask is not None:
-        mask = mask.to(q.dtype if q.dtype == torch.float64 else torch.float32)
-    k, v = dense.per_query_head(k, heads), dense.per_query_head(v, heads)
+    """Call the CPU's kernel itself: it returns the log-sum-exp, and takes a bias beside causality."""
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=mask, scale=scale
     )
+    return out, lse
+
+
+def _with_lse(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=table_dtype(q), device=q.device).masked_fill(~mask, -torch.inf)
+    out, lse = _kernel(q, k, v, causal, mask, scale)
     # The kernel reports 0 for a row that sees nothing; the logarithm of an empty sum is -inf.
     if mask is not None:
-        lse = lse.masked_fill((mask == -torch.inf).all(-1).expand(lse.shape), -torch.inf)
+        lse = lse.masked_fill((mask == -torch.inf).all(-1), -torch.inf)
     return out, lse
 
 
 def _merged(p: Attention, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> Result:
     """One call a branch, merged by log-sum-exp."""
-    outs, lses = [], []
+    k, v = (dense.per_query_head(t, p.num_heads) for t in (k, v))
     if not p.branches:
-        out, lse = _with_lse(q, k, v, causal, mask, p.logit_scale)
-        outs, lses = [out], [lse]
+        parts = [_with_lse(q, k, v, causal, mask, p.logit_scale)]
     else:
-        seen = dense.allowed(p)
-        n, m = p.q.shape[2], p.k.shape[2]
-        rest = torch.ones((1, 1, n, m), dtype=torch.bool, device=q.device) if seen is None else seen
-        for branch in reversed(p.branches):
-            bq = q if branch.q is None else _swap(q, p.qf[branch.q])
-            bk = k if branch.k is None else _swap(k, p.kf[branch.k])
+        bias = mask if mask is not None and mask.is_floating_point() else None
+        rest = dense.allowed(p)
+        if rest is None:
+            rest = torch.ones((1, 1, q.shape[2], k.shape[2]), dtype=torch.bool, device=q.device)
+        parts = []
+        for branch in reversed(p.branches):  # the last one to claim a pair has it
             here = rest
             if branch.where is not None:
                 taken = dense.evaluate_mask(p, branch.where)
                 here, rest = rest & taken, rest & ~taken
-            bias = mask if mask is not None and mask.is_floating_point() else None
+            bq = q if branch.q is None else _swap(q, p.qf[branch.q])
+            bk = k if branch.k is None else _swap(k, dense.per_query_head(p.kf[branch.k], p.num_heads))
             own = here if bias is None else bias.masked_fill(~here, -torch.inf)
-            out, lse = _with_lse(bq, bk, v, False, own.expand(*own.shape[:2], n, m), p.logit_scale)
-            outs.append(out)
-            lses.append(lse)
+            own = own.expand(-1, -1, q.shape[2], k.shape[2])
+            parts.append(_with_lse(bq, bk, v, False, own, p.logit_scale))
+    lses = [lse for _, lse in parts]
     if p.sinks is not None:
         lses.append(p.sinks[None, :, None].to(lses[0].dtype).expand_as(lses[0]))
     total = torch.stack(lses).logsumexp(0)
     shift = total.masked_fill(total == -torch.inf, 0.0)
-    merged = sum(o.to(s.dtype) * (s - shift).exp()[..., None] for o, s in zip(outs, lses, strict=False))
-    return Result(cast("Tensor", merged).to(q.dtype)[..., : p.v.shape[-1]], lse=total)
+    out = sum(out.to(lse.dtype) * (lse - shift).exp()[..., None] for out, lse in parts)
+    return Result(cast("Tensor", out).to(q.dtype)[..., : p.v.shape[-1]], lse=total)
 
 
-def _swap(folded: Tensor, plain: Tensor) -> Tensor:
+def _swap(folded: Tensor, own: Tensor) -> Tensor:
     """Replace the problem's own channels by a branch's, leaving the folded ones."""
-    return torch.cat([plain.to(folded.dtype), folded[..., plain.shape[-1] :]], -1)
+    own = own.to(folded.dtype).expand(*folded.shape[:3], own.shape[-1])
+    return torch.cat([own, folded[..., own.shape[-1] :]], -1)
 
 
 # ---- whitelist -----------------------------------------------------------------------------------------------------
@@ -227,7 +261,9 @@ def why_not(p: Attention, request: Request) -> str | None:
             return f"a {type(term).__name__} term needs the whole row of weights"
         if not term.additive:
             return "a term changes scores in another way than by adding to them"
-    if request.lse or p.branches or p.sinks is not None:
+        if term.factors is None and _coarse(p):
+            return f"a bias without factors would be rounded to {p.q.dtype} there"
+    if _needs_lse(p, request):
         what = "log-sum-exp" if request.lse else "several scores" if p.branches else "sinks"
         if p.q.device.type != "cpu":
             return f"{what}: the kernel's log-sum-exp is wired up on the CPU only"
@@ -237,7 +273,10 @@ def why_not(p: Attention, request: Request) -> str | None:
             return f"{what} under dropout"
         if min(p.q.shape[0], p.q.shape[2], p.k.shape[2]) == 0:
             return f"{what} of an empty problem"
-        if any(b.k is not None and p.kf[b.k].shape[-1] != p.k.shape[-1] for b in p.branches):
+        widths = [p.qf[b.q] for b in p.branches if b.q is not None] + [
+            p.kf[b.k] for b in p.branches if b.k is not None
+        ]
+        if any(t.shape[-1] != p.q.shape[-1] for t in widths):
             return "branches of different widths"
     if p.q.shape[2] == 0 or p.k.shape[2] == 0:
         return "an empty problem"

@@ -59,8 +59,10 @@ class ALiBi(Bias):
         self.bidirectional = bidirectional
         self.slopes = None if slopes is None else tuple(float(s) for s in slopes)
         self.past_discount, self.future_discount = float(past_discount), float(future_discount)
-        if bidirectional:
-            self.factors = None  # |i - j| is no sum of products
+
+    @property
+    def factored(self) -> bool:
+        return not self.bidirectional  # |i - j| is no sum of products
 
     def per_head(self, num_heads: int) -> dict[str, Tensor]:
         if self.slopes is not None:
@@ -72,7 +74,7 @@ class ALiBi(Bias):
             return -slope * (i - j)
         return -slope * lopsided(i - j, self.past_discount, self.future_discount)
 
-    def factors(self, i: Tensor, j: Tensor, slope: Tensor) -> Sequence[Pair]:  # type: ignore[override]
+    def factors(self, i: Tensor, j: Tensor, slope: Tensor) -> Sequence[Pair]:
         return (-slope * i, 1.0), (slope, j)
 
     def extra_repr(self) -> str:

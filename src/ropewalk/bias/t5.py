@@ -73,7 +73,7 @@ class T5(Bias):
         index = torch.where(size < exact, size.floor(), (exact + far.floor()).clamp(max=n - 1))
         return torch.where(distance < 0, index + n, index) if self.bidirectional else index
 
-    def bias(self, i: Tensor, j: Tensor, table: Callable[[Tensor], Tensor]) -> Tensor:  # type: ignore[override]
+    def bias(self, i: Tensor, j: Tensor, table: Callable[[Tensor], Tensor]) -> Tensor:
         return table(self.bucket(i - j))
 
     def extra_repr(self) -> str:

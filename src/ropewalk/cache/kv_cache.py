@@ -94,10 +94,7 @@ class LayerCache:
         joined = tokens
         p = problem.replace(positions=now, mask=None)
         seen, state = observe(self.encoding, p, self.state)
-        if self.encoding.stores == "raw":
-            fresh = seen
-        else:
-            fresh = rewrite(self.encoding, seen)
+        fresh = seen if self.encoding.stores == "raw" else rewrite(self.encoding, seen)
         parts = leaves(fresh)
         stored = tuple(Stored.of(leaf) for leaf in parts)
         if self.stored:
@@ -147,7 +144,7 @@ class KVCache:
         *,
         device: torch.device | str | None = None,
     ) -> None:
-        many = [encodings] if isinstance(encodings, Encoding) else list(encodings)
+        many = cast("list[Encoding]", [encodings] if isinstance(encodings, Encoding) else list(encodings))
         for i, encoding in enumerate(many):
             if not isinstance(encoding, Encoding):
                 raise ConfigError(f"encoding {i} of the cache is a {type(encoding).__name__}, not an Encoding")
@@ -331,7 +328,7 @@ class KVCache:
         layers = []
         for layer in self._layers:
             stored = tuple(s.index(2, index) for s in layer.stored)
-            if positions is not None and layer.encoding.stores != "raw" or positions is not None:
+            if positions is not None:
                 stored = self._moved(layer.encoding, stored, kept, after)
             layers.append(stored)
         # Nothing is changed until every layer has agreed.

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ropewalk.core import rotation
-from ropewalk.core.attention import Attention, Feature, Parts, Pointwise, Problem, map_leaves
+from ropewalk.core.attention import Attention, Pair, Parts, Pointwise, Problem
 from ropewalk.core.errors import CannotEdit, ConfigError, NotRotation, PositionError, ShapeError, UnknownNameError
 from ropewalk.core.positions import Chain, Positions, Tokens
 
@@ -348,11 +348,23 @@ class Bias(Encoding):
         super().__init_subclass__(**kwargs)
         cls._inputs = tuple(inspect.signature(cls.bias).parameters)[3:]
 
-    def bias(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return what is added to the logit of query coordinate i and key coordinate j."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # the arguments after i and j are the subclass's own
+        bias: Callable[..., Tensor]
+        factors: Callable[..., Sequence[Pair]]
+    else:
 
-    factors: ClassVar[Callable[..., Any] | None] = None
+        def bias(self, i: Tensor, j: Tensor) -> Tensor:
+            """Return what is added to the logit of query coordinate i and key coordinate j."""
+            raise NotImplementedError
+
+        def factors(self, i: Tensor, j: Tensor) -> Sequence[Pair]:
+            """Return the same as a sum of products (query part, key part)."""
+            raise NotImplementedError
+
+    @property
+    def factored(self) -> bool:
+        """Whether the bias is a sum of products."""
+        return type(self).factors is not Bias.factors
 
     def per_head(self, num_heads: int) -> dict[str, Tensor]:
         """Return what differs by query head, for a layer of ``num_heads``: (H,) or (H, n) each."""
@@ -383,7 +395,7 @@ class Bias(Encoding):
                 (i, *(p.own(n) for n in order)),
                 (i,),
                 None if table is None else p.own(table),
-                factors=None if self.factors is None else _reorder(self.factors, order, self._inputs, None),
+                factors=_reorder(self.factors, order, self._inputs, None) if self.factored else None,
             )
         )
 
@@ -506,21 +518,3 @@ def check_axes(encoding: Encoding, position: Tensor, axes: int | None) -> None:
         wants = "plain positions (batch, seq)" if axes is None else f"positions (batch, seq, {axes})"
         got = "plain positions" if have is None else f"{have} axes"
         raise PositionError(f"{type(encoding).__name__} wants {wants}, and these have {got}")
-
-
-__all__ = [
-    "Bias",
-    "Coordinates",
-    "Embedding",
-    "Encoding",
-    "Feature",
-    "ModuleMap",
-    "Rotary",
-    "draw",
-    "full_precision",
-    "map_leaves",
-    "move",
-    "observe",
-    "rewrite",
-    "settle",
-]

@@ -11,7 +11,7 @@ coordinates says which chain it saw; so caches, edits and layers agree by constr
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,7 +31,9 @@ class Map(Protocol):
     ``learned`` maps carry gradients and are therefore never memoised.
     """
 
-    learned: bool
+    @property
+    def learned(self) -> bool:
+        """Whether it has parameters."""
 
     @property
     def key(self) -> Hashable:
@@ -70,7 +72,7 @@ class Tokens:
         self.columns = columns
         self.sequence = {} if sequence is None else sequence
         self._next = next
-        self._memo: dict[Hashable, Tensor] = {}
+        self._memo: dict[Hashable, Any] = {}
 
     # ---- building -------------------------------------------------------------------------------------------
 
@@ -185,13 +187,13 @@ class Tokens:
             return make()
         return self.memo(lambda: ("coordinates", *(m.key for m in chain)), make)
 
-    def memo(self, key: Callable[[], Hashable], make: Callable[[], Tensor | T]) -> T | Tensor:
+    def memo(self, key: Callable[[], Hashable], make: Callable[[], T]) -> T:
         """Return what was made under this key, or make it. Never for anything that needs gradients.
 
         In a compiled graph the memo is read, never written, and the key is not even computed while the memo is
         empty: keys hold hyper-parameters, and guards on those would compile every layer anew.
         """
-        memo: dict[Hashable, Tensor | T] = self._memo  # type: ignore[assignment]
+        memo = self._memo
         if is_compiling():
             return memo[key()] if memo and key() in memo else make()
         name = key()
@@ -380,7 +382,7 @@ class Positions:
                     f"(integer) for each of the {self.query.length} queries"
                 )
         self.order = order
-        self._memo: dict[Hashable, Tensor] = {}
+        self._memo: dict[Hashable, Any] = {}
 
     @classmethod
     def arange(
@@ -415,7 +417,7 @@ class Positions:
         q, k = self.query.length, self.key.length
         return torch.arange(k - q, k, device=self.device)[None]
 
-    def memo(self, key: Callable[[], Hashable], make: Callable[[], Tensor]) -> Tensor:
+    def memo(self, key: Callable[[], Hashable], make: Callable[[], T]) -> T:
         """Memo for what depends on both sides (masks); same rules as `Tokens.memo`."""
         return Tokens.memo(self, key, make)  # type: ignore[arg-type]
 
@@ -471,6 +473,18 @@ def _side(side: Tensor | Tokens | Positions | None, name: str) -> Tokens:
 
 def _position(position: Tensor) -> Tensor:
     """Check positions and bring them to (b, S[, axes]) int64 or float64."""
+    if position.ndim == 1:
+        position = position[None]
+    if position.ndim not in (2, 3):
+        raise PositionError(
+            f"positions of shape {tuple(position.shape)}; allowed are (S,), (batch, S) and (batch, S, axes)"
+        )
+    check_position(position)
+    return _plain_tensor(position.double() if position.is_floating_point() else position.long())
+
+
+def check_position(position: Tensor) -> None:
+    """Check that numbers can be positions: finite, and in a dtype that holds them exactly."""
     if position.dtype == torch.bool or position.is_complex():
         raise PositionError(f"positions are integers or real numbers, got {position.dtype}")
     if position.dtype in (torch.float16, torch.bfloat16):
@@ -478,26 +492,19 @@ def _position(position: Tensor) -> Tensor:
             f"positions in {position.dtype} are exact only up to {_HELD[position.dtype]}: neighbouring ids would "
             "coincide. Keep positions in int64 (or float64), also in a low-precision model"
         )
-    if position.ndim == 1:
-        position = position[None]
-    if position.ndim not in (2, 3):
-        raise PositionError(
-            f"positions of shape {tuple(position.shape)}; allowed are (S,), (batch, S) and (batch, S, axes)"
-        )
     real = position.is_floating_point()
-    limit = _HELD.get(position.dtype, EXACT)
     if is_compiling():
         if real:
             torch._assert_async(position.isfinite().all(), "positions are NaN or infinite")
     elif position.numel() and not position.is_meta:
         if real and not bool(position.isfinite().all()):
             raise PositionError("positions are NaN or infinite; look at where they were computed")
+        limit = _HELD.get(position.dtype, EXACT)
         if bool((position.abs() > limit).any()):
             raise PositionError(
                 f"positions up to {position.abs().max().item():.17g} do not fit {position.dtype} exactly (limit {limit}); "
                 "use int64 or float64"
             )
-    return _plain_tensor(position.double() if real else position.long())
 
 
 def _plain_tensor(tensor: Tensor) -> Tensor:
