@@ -64,12 +64,14 @@ def _score_mod(p: Attention) -> Callable[..., Tensor] | None:
     return score_mod
 
 
-def _gather(p: Attention, ref: Ref, side: str) -> Gather:
-    """Return a reader of one scalar; axes of length 1 are not indexed, since they hold for all."""
+def _values(p: Attention, ref: Ref, side: str) -> Tensor:
+    """Return one scalar a token, (B|1, h, S|1), in a dtype of the kernel."""
     value = p.read(ref, side, centre=True)[..., 0]
-    if value.dtype == torch.float64:
-        value = value.float()
-    value = value.contiguous()
+    return (value.float() if value.dtype == torch.float64 else value).contiguous()
+
+
+def _reader(p: Attention, value: Tensor, side: str) -> Gather:
+    """Return a reader of one scalar; axes of length 1 are not indexed, since they hold for all."""
     sizes, group = value.shape, p.num_heads // p.num_kv_heads
     per_kv = side == "k" and sizes[1] == p.num_kv_heads != p.num_heads
 
@@ -78,6 +80,10 @@ def _gather(p: Attention, ref: Ref, side: str) -> Gather:
         return value[b if sizes[0] > 1 else 0, head if sizes[1] > 1 else 0, s if sizes[2] > 1 else 0]
 
     return read
+
+
+def _gather(p: Attention, ref: Ref, side: str) -> Gather:
+    return _reader(p, _values(p, ref, side), side)
 
 
 def _lookup(p: Attention, term: Pointwise) -> Callable[..., Tensor] | None:
@@ -100,37 +106,34 @@ def _block_mask(p: Attention) -> Any:
     masks = p.all_masks()
     if not masks and p.mask is None:
         return None
-    mod = _mask_mod(p, masks)
-    heads = [_heads(p, m) for m in masks] + ([p.mask.shape[1]] if p.mask is not None and p.mask.ndim == 4 else [])
-    batch = max(
-        [p.where.query.batch, p.where.key.batch]
-        + ([p.mask.shape[0]] if p.mask is not None and p.mask.ndim == 4 else [])
-    )
-    b = batch if batch > 1 else None
-    h = max(heads, default=1)
-    h_arg = h if h > 1 else None
 
     def make() -> Any:
-        return create_block_mask(mod, b, h_arg, p.q.shape[2], p.k.shape[2], device=p.q.device.type)
+        mod, rows, heads = _mask_mod(p, masks)
+        return create_block_mask(mod, rows, heads, p.q.shape[2], p.k.shape[2], device=p.q.device.type)
 
     if p.masks or p.mask is not None:
         return make()
-    window, causal = p.window, p.causal
+    window, causal = p.window, p.causal  # built-in masks depend on the positions alone
     return p.where.memo(lambda: ("blocks", causal, window), make)
 
 
-def _heads(p: Attention, mask: Mask) -> int:
-    return max((p.read(r, s).shape[1] for s, refs in (("q", mask.q), ("k", mask.k)) for r in refs), default=1)
-
-
-def _mask_mod(p: Attention, masks: tuple[Mask, ...]) -> Callable[..., Tensor]:
-    inputs = [(m, [_gather(p, r, "q") for r in m.q], [_gather(p, r, "k") for r in m.k]) for m in masks]
-    user = None if p.mask is None else (p.mask if p.mask.ndim == 4 else p.mask[None, None]).contiguous()
+def _mask_mod(p: Attention, masks: tuple[Mask, ...]) -> tuple[Callable[..., Tensor], int | None, int | None]:
+    """Return the mask modification, and the rows and heads it tells apart (None: it is the same for all)."""
+    tests: list[tuple[Callable[..., Tensor], list[Gather], list[Gather]]] = []
+    shapes = []
+    for m in masks:
+        q, k = [_values(p, r, "q") for r in m.q], [_values(p, r, "k") for r in m.k]
+        shapes += [t.shape for t in (*q, *k)]
+        tests.append((m.fn, [_reader(p, t, "q") for t in q], [_reader(p, t, "k") for t in k]))
+    user = None
+    if p.mask is not None:
+        user = (p.mask if p.mask.ndim == 4 else p.mask[None, None]).contiguous()
+        shapes.append(user.shape)
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         seen = None
-        for mask, q, k in inputs:
-            here = mask.fn(*(g(b, h, i) for g in q), *(g(b, h, j) for g in k))
+        for fn, q, k in tests:
+            here = fn(*(g(b, h, i) for g in q), *(g(b, h, j) for g in k))
             seen = here if seen is None else seen & here
         if user is not None:
             here = user[b if user.shape[0] > 1 else 0, h if user.shape[1] > 1 else 0, i, j]
@@ -138,7 +141,8 @@ def _mask_mod(p: Attention, masks: tuple[Mask, ...]) -> Callable[..., Tensor]:
         assert seen is not None
         return seen
 
-    return mask_mod
+    by_row, by_head = any(s[0] > 1 for s in shapes), any(s[1] > 1 for s in shapes)
+    return mask_mod, p.q.shape[0] if by_row else None, p.num_heads if by_head else None
 
 
 def why_not(p: Attention, request: Request) -> str | None:

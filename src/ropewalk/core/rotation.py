@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from ropewalk.core.errors import ConfigError, ShapeError, suggest
@@ -68,9 +69,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, *, inverse: bo
         return _plain(x, cos, -sin if inverse else sin, pairing)  # learned frequencies: gradients reach the tables
     if is_compiling():
         return _plain(x, cos, -sin if inverse else sin, pairing)
-    if x.requires_grad or x.is_meta or torch._C._functorch.peek_interpreter_stack() is not None:
+    if x.requires_grad or _transformed():
         return _Rotation.apply(x, cos, sin, pairing, inverse)
     return _turned(x, cos, sin, pairing, inverse)
+
+
+def _transformed() -> bool:
+    """Whether vmap, grad or forward differentiation looks on, which writing into a result would escape."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 class _Rotation(torch.autograd.Function):

@@ -1,0 +1,58 @@
+"""What the documents show runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import ropewalk as rw
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(name):
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.S)
+
+
+def test_the_worked_example_of_the_design_document_passes_the_contract_suite():
+    (example,) = blocks("docs/design.md")
+    space = {}
+    exec(compile(example, "docs/design.md", "exec"), space)
+    encoding = space["LateBias"](4, free=2)
+    q = torch.zeros(1, 4, 6, 8)
+    (weights,) = rw.attend(encoding(rw.Attention(q, q, q)), return_weights=True)[1:]
+    slope = torch.linspace(0.1, 0.5, 4)
+    # Six keys at distances 5 ... 0 from the last query, the nearest three without penalty.
+    logits = -slope[:, None] * torch.tensor([3.0, 2.0, 1.0, 0.0, 0.0, 0.0])
+    torch.testing.assert_close(weights[0, :, -1], logits.softmax(-1))
+
+
+@pytest.mark.parametrize("line", ["composition", "positions"])
+def test_the_lines_of_the_readme_run(line):
+    ids = torch.tensor([[0] * 500 + [1] * 524])
+    space = {
+        "rw": rw,
+        "attention_mask": torch.ones(2, 1024, dtype=torch.long),
+        "ids": ids,
+        "tensor": torch.arange(4),
+        "queries": torch.arange(3),
+        "keys": torch.arange(5),
+    }
+    wanted = "rw.PerHead" if line == "composition" else "rw.Positions.arange"
+    (block,) = [b for b in blocks("README.md") if b.startswith("rw.") and wanted in b]
+    exec(compile(block, "README.md", "exec"), space)
+
+
+def test_the_first_screen_of_the_readme_runs():
+    q, k, v = (torch.randn(2, h, 10, 64) for h in (8, 2, 2))
+    space = {"q": q, "k": k, "v": v, "x": torch.randn(2, 10, 512)}
+    exec(compile(blocks("README.md")[0], "README.md", "exec"), space)
+    assert space["out"].shape == q.shape
+
+
+def test_the_quickstart_runs(capsys):
+    space = {"__name__": "quickstart"}
+    exec(compile((ROOT / "examples" / "quickstart.py").read_text(), "quickstart.py", "exec"), space)
+    space["main"]()
+    assert "decoding differs" in capsys.readouterr().out
