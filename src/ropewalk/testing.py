@@ -144,7 +144,7 @@ class Subject:
                 raise ContractError(f"{self.name}: the factory made a {type(made).__name__}, not an Encoding")
             with torch.no_grad():
                 for parameter in made.parameters():
-                    parameter += 0.3 * torch.randn(parameter.shape)
+                    parameter.add_(0.3 * torch.randn(parameter.shape))
         return made.to(dtype)
 
     def layer(self, dtype: torch.dtype = torch.float64, kv_heads: int = KV_HEADS) -> Layer:
@@ -156,7 +156,9 @@ class Subject:
         made = torch.randn(batch, length, HIDDEN, generator=self.generator(2, salt), dtype=torch.float64)
         return made
 
-    def qkv(self, length: int, kv_heads: int = KV_HEADS, salt: int = 0, batch: int = BATCH) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv(
+        self, length: int, kv_heads: int = KV_HEADS, salt: int = 0, batch: int = BATCH
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v."""
         g = self.generator(3, salt)
 
@@ -211,7 +213,8 @@ class Layer(nn.Module):
         def heads(w: Tensor) -> Tensor:
             return (x @ w).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
 
-        return Attention(heads(self.wq), heads(self.wk), heads(self.wv), positions, causal=causal, x=x, **more)
+        q, k, v = (heads(cast("Tensor", w)) for w in (self.wq, self.wk, self.wv))
+        return Attention(q, k, v, positions, causal=causal, x=x, **more)
 
     def forward(
         self, x: Tensor, positions: Positions | None, causal: bool = True, backend: str = "dense", **more: Any
@@ -495,7 +498,9 @@ def check_result(s: Subject) -> None:
             require(out.shape == p.q.shape, f"{dtype}", f"an output of shape {tuple(p.q.shape)}", tuple(out.shape))
             require(bool(out.isfinite().all()), f"{dtype}", "finite outputs", "NaN or infinity")
             for old, new in zip(before, (p.q, p.k, p.v, p.x, p.where.key.position), strict=True):
-                require(torch.equal(old, cast("Tensor", new)), f"{dtype}", "inputs left as they were", "a change in place")
+                require(
+                    torch.equal(old, cast("Tensor", new)), f"{dtype}", "inputs left as they were", "a change in place"
+                )
             identical(attend(layer.encoding(p)), out, f"{dtype}, second run", "the same result")
 
 
@@ -845,7 +850,13 @@ def check_stored(s: Subject) -> None:
         agree(b.v, a.v, SAME, "values", "those of one pass")
         require(a.features.keys() == b.features.keys(), "features", str(sorted(a.features)), sorted(b.features))
         for name in a.features:
-            agree(b.features[name].expand_as(a.features[name]), a.features[name], SAME, f"feature {name}", "that of one pass")
+            agree(
+                b.features[name].expand_as(a.features[name]),
+                a.features[name],
+                SAME,
+                f"feature {name}",
+                "that of one pass",
+            )
 
 
 @check
@@ -966,7 +977,10 @@ def check_queries_apart(s: Subject) -> None:
     for causal in s.causals:
         p = s.problem(encoding, LONG, causal)
         whole = attend(encoding(p), "dense")
-        for case, index in (("the last queries", torch.arange(LONG - 5, LONG)), ("some", torch.tensor([3, 11, 12, 30]))):
+        for case, index in (
+            ("the last queries", torch.arange(LONG - 5, LONG)),
+            ("some", torch.tensor([3, 11, 12, 30])),
+        ):
             where = p.where.take_queries(index)
             x = cast("Tensor", p.x)
             part = Attention(p.q[:, :, index], p.k, p.v, where, causal=causal, x=x[:, index], x_kv=x)
@@ -976,7 +990,9 @@ def check_queries_apart(s: Subject) -> None:
                 refused = str(why)
                 continue
             for backend in ("dense", "auto"):
-                agree(attend(encoded, backend), whole[:, :, index], SAME, f"{case}, {causal=}, {backend}", "those of all")
+                agree(
+                    attend(encoded, backend), whole[:, :, index], SAME, f"{case}, {causal=}, {backend}", "those of all"
+                )
     if refused:
         raise Excluded(f"it refuses queries without all keys: {refused}")
 
@@ -1032,16 +1048,17 @@ def _options(s: Subject, encoding: Encoding, causal: bool) -> None:
     gap = torch.arange(length)[:, None] - torch.arange(length)
     sinks = torch.randn(HEADS, generator=s.generator(8), dtype=torch.float64)
     plain = attend(encoding(s.problem(encoding, length, causal)), "dense")
-    for case, options, same in (
+    cases: tuple[tuple[str, dict[str, Any], dict[str, Any] | None], ...] = (
         ("window=5", {"window": 5}, {"mask": gap.abs() < 5}),
         ("softcap=2", {"softcap": 2.0}, None),
         ("softcap=1e9", {"softcap": 1e9}, {}),
         ("sinks", {"sinks": sinks}, None),
-        ("sinks of -inf", {"sinks": torch.full_like(sinks, -1e4)}, {}),
-    ):
+        ("sinks of -1e4", {"sinks": torch.full_like(sinks, -1e4)}, {}),
+    )
+    for case, options, same in cases:
         case = f"{case}, {causal=}"
         try:
-            encoded = encoding(s.problem(encoding, length, causal, **cast("dict[str, Any]", options)))
+            encoded = encoding(s.problem(encoding, length, causal, **options))
             out = attend(encoded, "dense")
         except RopewalkError:
             continue
@@ -1168,12 +1185,14 @@ def check_precision(s: Subject) -> None:
         angles = module.angles(tokens.coordinates())
         require(angles.dtype == torch.float64, f"{name}.angles", "float64", angles.dtype)
         rounded = bool(angles.any()) and torch.equal(angles.float().double(), angles)
-        require(not rounded, f"{name}.angles", "float64 products of position and frequency", "numbers rounded to float32")
+        require(
+            not rounded, f"{name}.angles", "float64 products of position and frequency", "numbers rounded to float32"
+        )
         angles = angles[:, None] if angles.ndim == 3 else angles
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            low = cast("Rotary", copy.deepcopy(module).float().to(dtype))
+            low = copy.deepcopy(module).float().to(dtype)
             kept = copy.deepcopy(module).float().double()
-            reference = cast("Rotary", kept).angles(tokens.coordinates())
+            reference = kept.angles(tokens.coordinates())
             reference = reference[:, None] if reference.ndim == 3 else reference
             cos, sin = low.tables(Tokens.of(tokens.position), (), torch.float32)
             for what, got, want in (("cos", cos, reference.cos()), ("sin", sin, reference.sin())):
@@ -1213,7 +1232,10 @@ def check_copies(s: Subject) -> None:
         require(not kept, f"state dict of {name or 'the encoding'}", "nothing that is derived", sorted(kept))
         loose = module._non_persistent_buffers_set - derived
         require(
-            not loose, f"buffers of {name or 'the encoding'}", "each in the state dict or made by `derive`", sorted(loose)
+            not loose,
+            f"buffers of {name or 'the encoding'}",
+            "each in the state dict or made by `derive`",
+            sorted(loose),
         )
     layers = [encoding.layer(i) for i in range(2)]
     mine, others = ({id(t) for t in one.parameters()} for one in layers)
@@ -1399,7 +1421,7 @@ def check_combinators(s: Subject) -> None:
 @check
 def check_per_head(s: Subject) -> None:
     """Dealt out to two groups of heads, each group gets what its encoding gives it alone, decoding too."""
-    sizes = {"num_heads": HEADS // 2, "num_kv_heads": KV_HEADS // 2}
+    sizes: dict[str, Any] = {"num_heads": HEADS // 2, "num_kv_heads": KV_HEADS // 2}
     a, b = (s.encoding(seed=i, **sizes) for i in (0, 1))
     x = s.x(LONG)
     positions = s.positions(a, LONG)
@@ -1409,7 +1431,9 @@ def check_per_head(s: Subject) -> None:
             got = outer.embed(x, positions)
         except RopewalkError:
             return
-        require(error_of(got, x) > 0, "PerHead of embeddings", "a refusal, or embeddings", "embed does nothing, silently")
+        require(
+            error_of(got, x) > 0, "PerHead of embeddings", "a refusal, or embeddings", "embed does nothing, silently"
+        )
         return
     outer = PerHead([a, b])
     half, kv = HEADS // 2, KV_HEADS // 2
@@ -1481,7 +1505,10 @@ def _claim(name: str, claimed: bool, errors: Mapping[str, float], tolerance: flo
         )  # fmt: skip
     else:
         require(
-            worst > tolerance, f"traits.{name} is False", f"a case where not: {what}", f"at most {worst:.3g} in {len(errors)}"
+            worst > tolerance,
+            f"traits.{name} is False",
+            f"a case where not: {what}",
+            f"at most {worst:.3g} in {len(errors)}",
         )
 
 
@@ -1735,7 +1762,14 @@ def _other_columns(positions: Positions) -> dict[str, Tensor]:
 @check
 def check_sizes(s: Subject) -> None:
     """Sizes that cannot be are refused at construction, or at the first problem, by an error that says why."""
-    for change in ({"head_dim": 15}, {"head_dim": -2}, {"num_heads": 0}, {"hidden_size": 0}, {"num_heads": -1}):
+    changes: tuple[dict[str, Any], ...] = (
+        {"head_dim": 15},
+        {"head_dim": -2},
+        {"num_heads": 0},
+        {"hidden_size": 0},
+        {"num_heads": -1},
+    )
+    for change in changes:
         case = ", ".join(f"{n}={v}" for n, v in change.items())
         if not set(change) & _takes(s):
             continue
@@ -1767,4 +1801,3 @@ def check_draws(s: Subject) -> None:
             require(old.keys() == new.keys(), "drawn again", str(sorted(old)), sorted(new))
             for name in old:
                 identical(new[name], old[name], f"{name}, drawn again", "what was drawn first")
-

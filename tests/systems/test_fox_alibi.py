@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 import ropewalk as rw
 from ropewalk.core.errors import NotCausal
-from ropewalk.rotary.rope import RoPE
+
 
 CASES = golden("108")
 
@@ -115,14 +115,14 @@ def test_the_part_of_the_query_cancels(backend):
 @pytest.mark.parametrize("sizes", [(), (4,), (2, 3)])
 def test_decoding_is_the_full_pass(sizes):
     p = with_x(kv=2)
-    for made in (fox(), rw.ALiBi(4), rw.Sequential(RoPE(8), fox()), rw.Sequential(RoPE(8), rw.ALiBi(4))):
+    for made in (fox(), rw.ALiBi(4), rw.Sequential(rw.RoPE(8), fox()), rw.Sequential(rw.RoPE(8), rw.ALiBi(4))):
         close(decoded(made, p, *sizes), attend(made, p))
 
 
 def test_rotation_and_bias_add():
     p, made = with_x(), fox()
-    both = logits(rw.Sequential(RoPE(8), made)(p))
-    close(both, logits(RoPE(8)(p)) + added(made, p))
+    both = logits(rw.Sequential(rw.RoPE(8), made)(p))
+    close(both, logits(rw.RoPE(8)(p)) + added(made, p))
 
 
 def test_grouped_heads_equal_repeated_ones():

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from ropewalk.backends.request import Backend, Request, Result
+from ropewalk.backends.sdpa import FEW_QUERIES
 from ropewalk.core.attention import Attention, Mask, Pointwise, Ref
 
 Gather = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -23,7 +24,7 @@ def run(p: Attention, request: Request) -> Result:
     """Compute the problem by ``flex_attention``, compiled."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    call = flex_attention if is_compiling() else _compiled()
+    call = flex_attention if is_compiling() else _compiled(p.q.device.type)
     out = call(
         p.q,
         p.k,
@@ -36,11 +37,12 @@ def run(p: Attention, request: Request) -> Result:
     return Result(out)
 
 
-def _compiled() -> Callable[..., Tensor]:
+def _compiled(device: str) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # torch keeps what it compiled with the function it compiled, so that wrapping again costs nothing.
-    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
+    # torch keeps what it compiled with the function it compiled, so that wrapping again costs nothing. On the CPU
+    # its kernel for sizes left open does not compile for a single query.
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False if device == "cpu" else None)
     return compiled
 
 
@@ -178,6 +180,8 @@ def prefer_not(p: Attention, request: Request) -> str | None:
     """Say when it is asked for by name only."""
     if p.q.device.type == "cpu":
         return "on the CPU each new shape is compiled for seconds, so it is taken by name only"
+    if p.q.shape[2] <= FEW_QUERIES:
+        return "a step of a few queries is not worth compiling for"
     if not (p.terms or p.masks or p.softcap is not None or len(p.all_masks()) > 1 or p.mask is not None):
         return "there is nothing in the problem that needs it"
     return None

@@ -185,9 +185,7 @@ def _to_width(p: Attention, channels: list[tuple[Tensor, Tensor]]) -> tuple[Tens
 # ---- several scores, sinks, log-sum-exp ---------------------------------------------------------------------------
 
 
-def _kernel(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
+def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """Call the CPU's kernel itself: it returns the log-sum-exp, and takes a bias beside causality."""
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=mask, scale=scale
@@ -273,9 +271,7 @@ def why_not(p: Attention, request: Request) -> str | None:
             return f"{what} under dropout"
         if min(p.q.shape[0], p.q.shape[2], p.k.shape[2]) == 0:
             return f"{what} of an empty problem"
-        widths = [p.qf[b.q] for b in p.branches if b.q is not None] + [
-            p.kf[b.k] for b in p.branches if b.k is not None
-        ]
+        widths = [p.qf[b.q] for b in p.branches if b.q is not None] + [p.kf[b.k] for b in p.branches if b.k is not None]
         if any(t.shape[-1] != p.q.shape[-1] for t in widths):
             return "branches of different widths"
     if p.q.shape[2] == 0 or p.k.shape[2] == 0:

@@ -37,6 +37,8 @@ class ALiBi(Bias):
     Length Extrapolation. arXiv 2108.12409, 2021.
     """
 
+    slope: Tensor
+
     def __init__(
         self,
         num_heads: int | None = None,
@@ -58,16 +60,22 @@ class ALiBi(Bias):
         self.num_heads = num_heads
         self.bidirectional = bidirectional
         self.slopes = None if slopes is None else tuple(float(s) for s in slopes)
+        if num_heads is not None:
+            self.derive("slope", self._slope)
         self.past_discount, self.future_discount = float(past_discount), float(future_discount)
 
     @property
     def factored(self) -> bool:
         return not self.bidirectional  # |i - j| is no sum of products
 
-    def per_head(self, num_heads: int) -> dict[str, Tensor]:
+    def _slope(self) -> Tensor:
         if self.slopes is not None:
-            return {"slope": torch.tensor(self.slopes, dtype=torch.float64)}
-        return {"slope": alibi_slopes(self.num_heads or num_heads)}
+            return torch.tensor(self.slopes, dtype=torch.float64, device="cpu")
+        assert self.num_heads is not None
+        return alibi_slopes(self.num_heads)
+
+    def per_head(self, num_heads: int) -> dict[str, Tensor]:
+        return {"slope": alibi_slopes(num_heads) if self.num_heads is None else self.slope}
 
     def bias(self, i: Tensor, j: Tensor, slope: Tensor) -> Tensor:
         if not self.bidirectional:

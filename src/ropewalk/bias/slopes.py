@@ -15,4 +15,4 @@ def alibi_slopes(num_heads: int) -> Tensor:
     power = 1 << (max(num_heads, 1).bit_length() - 1)
     slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
     slopes += [2.0 ** (-8.0 * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
-    return torch.tensor(slopes[:num_heads], dtype=torch.float64)
+    return torch.tensor(slopes[:num_heads], dtype=torch.float64, device="cpu")

@@ -147,7 +147,7 @@ class RandomizedRelative(TransformerXL):
     def layer(self, index: int) -> Encoding:
         made = super().layer(index)
         assert isinstance(made, RandomizedRelative)
-        made._sample.layer = index
+        made._sample.layer = index if made._sample.scope == "per_layer" else 0
         return made
 
     def offsets(self, tokens: Tokens) -> Tensor:

@@ -77,21 +77,19 @@ class Snapshot:
 class LayerCache:
     """The part of a cache that belongs to one layer."""
 
-    def __init__(self, owner: KVCache, encoding: Encoding) -> None:
+    def __init__(self, owner: KVCache, encoding: Encoding, index: int) -> None:
         self._owner = owner
         self.encoding = encoding
+        self.index = index
         self.stored: tuple[Stored, ...] = ()
         self.state: State = None
-        self.length = 0
 
     def extend(self, problem: Attention) -> Problem:
         """Encode the new tokens of a problem, keep their keys, and return the problem over all keys so far.
 
         The problem holds the *new* tokens only. Its positions may be left out: they are those of the step.
         """
-        now, tokens = self._owner._current(self, problem)
-        new_k = problem.k.shape[2]
-        joined = tokens
+        now, every = self._owner._current(self, problem)
         p = problem.replace(positions=now, mask=None)
         seen, state = observe(self.encoding, p, self.state)
         fresh = seen if self.encoding.stores == "raw" else rewrite(self.encoding, seen)
@@ -101,7 +99,6 @@ class LayerCache:
             if len(stored) != len(self.stored):
                 raise CacheError(f"the cache holds {len(self.stored)} parts and the encoding made {len(stored)}")
             stored = tuple(old.cat(new) for old, new in zip(self.stored, stored, strict=True))
-        every = Positions.pair(now.query, joined, now.order)
         if problem.mask is not None:
             check_mask(stored[0].problem(problem), problem.mask)
         queue: Iterator[Stored] = iter(stored)
@@ -120,7 +117,7 @@ class LayerCache:
             settled = settle(self.encoding, out)
             stored = tuple(Stored.of(leaf) for leaf in leaves(settled))
         self.stored, self.state = stored, state
-        self.length += new_k
+        self._owner._waiting.discard(self.index)
         return out
 
 
@@ -152,10 +149,12 @@ class KVCache:
                 raise CannotCache(f"{type(encoding).__name__} cannot be decoded with a cache: {why}")
         if not many:
             raise ConfigError("a cache needs at least one encoding")
-        self._layers = [LayerCache(self, e) for e in many]
+        self._layers = [LayerCache(self, e, i) for i, e in enumerate(many)]
         self._device = device
         self._tokens: Tokens | None = None
-        self._now: Positions | None = None
+        self._now: Positions | None = None  # of the new tokens, in the current step
+        self._every: Positions | None = None  # of the new queries among all keys
+        self._waiting: set[int] = set()  # layers that have not extended in the current step
 
     # ---- going on ---------------------------------------------------------------------------------------------
 
@@ -178,9 +177,10 @@ class KVCache:
     def step(self, new: int | Positions) -> Positions:
         """Begin a forward pass over new tokens: the next ones by number, or tokens given by their positions."""
         before = self._tokens
-        if before is not None and any(layer.length != self.length for layer in self._layers):
-            at = [i for i, layer in enumerate(self._layers) if layer.length != self.length]
-            raise CacheError(f"layers {at} did not extend the cache in the last step; each must, once a step")
+        if self._waiting:
+            raise CacheError(
+                f"layers {sorted(self._waiting)} did not extend the cache in the last step; each must, once a step"
+            )
         if isinstance(new, Positions):
             now = new
         elif before is None:
@@ -188,11 +188,18 @@ class KVCache:
         else:
             now = Positions(before.continuing(new))
         if before is not None:
-            now = now.map_sides(lambda t: t.with_sequence(**before.sequence))
+            facts = {n: f for n, f in before.sequence.items() if n not in now.query.sequence}
+            now = now.map_sides(lambda t: t.with_sequence(**facts)) if facts else now
         for layer in self._layers:
             now = layer.encoding.draw(now)
-        self._now = now
         self._tokens = now.key if before is None else before.cat(now.key)
+        self._now = now
+        if before is None:
+            self._every = now
+        else:
+            order = None if now.order is None else now.order + before.length
+            self._every = Positions.pair(now.query, self._tokens, order)
+        self._waiting = set(range(len(self._layers)))
         return now
 
     def extend(self, problem: Attention) -> Problem:
@@ -200,7 +207,7 @@ class KVCache:
         if len(self._layers) != 1:
             raise CacheError(f"this cache has {len(self._layers)} layers: use cache[i].extend(problem)")
         (layer,) = self._layers
-        if self._now is None or layer.length == self.length:
+        if not self._waiting:
             before = self.snapshot()
             try:
                 self.step(problem.positions if problem.positions is not None else self._infer(problem))
@@ -220,14 +227,12 @@ class KVCache:
             return Positions.arange(n, device=problem.q.device)
         return n
 
-    def _current(self, layer: LayerCache, problem: Attention) -> tuple[Positions, Tokens]:
-        now, tokens = self._now, self._tokens
-        if now is None or tokens is None:
-            raise CacheError("call cache.step(S) once per forward, before the layers extend the cache")
-        if layer.length != tokens.length - now.key.length:
+    def _current(self, layer: LayerCache, problem: Attention) -> tuple[Positions, Positions]:
+        """Return the positions of this step, among the new keys and among all."""
+        now, every = self._now, self._every
+        if now is None or every is None or layer.index not in self._waiting:
             raise CacheError(
-                f"this layer holds {layer.length} keys and the step began at {tokens.length - now.key.length}; "
-                "each layer extends once a step"
+                f"layer {layer.index} extends once a step: call cache.step(S) once per forward, before the layers"
             )
         if problem.positions is not None and problem.positions is not now:
             given, here = problem.positions.key.position, now.key.position
@@ -239,7 +244,7 @@ class KVCache:
                     "leave the layers' out"
                 )
         check_positions(problem, now)
-        return now, tokens
+        return now, every
 
     def _where(self) -> torch.device | str | None:
         if self._device is not None:
@@ -259,10 +264,12 @@ class KVCache:
         """Return to a snapshot of this cache."""
         if len(snapshot.layers) != len(self._layers):
             raise CacheError(f"the snapshot has {len(snapshot.layers)} layers and this cache has {len(self._layers)}")
-        length = 0 if snapshot.tokens is None else snapshot.tokens.length
-        self._tokens, self._now = snapshot.tokens, None
+        self._replace(snapshot.tokens)
         for layer, (stored, state) in zip(self._layers, snapshot.layers, strict=True):
-            layer.stored, layer.state, layer.length = stored, state, length
+            layer.stored, layer.state = stored, state
+
+    def _replace(self, tokens: Tokens | None) -> None:
+        self._tokens, self._now, self._every, self._waiting = tokens, None, None, set()
 
     def select(self, rows: Tensor | Sequence[int]) -> None:
         """Keep these rows of the batch, in this order; rows may repeat (beams) or be left out."""
@@ -277,7 +284,7 @@ class KVCache:
         index = index.to(self._tokens.device)
         if index.dtype == torch.bool:
             index = index.nonzero()[:, 0]
-        self._tokens = self._tokens.select(index)
+        self._replace(self._tokens.select(index))
         for layer in self._layers:
             layer.stored = tuple(s.index(0, index) for s in layer.stored)
             layer.state = _map_state(layer.state, lambda t: t if t.shape[0] == 1 else t[index])
@@ -297,10 +304,9 @@ class KVCache:
             "the state after the last kept token is gone; take cache.snapshot() before the draft and restore it",
         )
         assert self._tokens is not None
-        self._tokens, self._now = self._tokens.slice(0, n), None
+        self._replace(self._tokens.slice(0, n))
         for layer in self._layers:
             layer.stored = tuple(s.index(2, slice(0, n)) for s in layer.stored)
-            layer.length = n
 
     def edit(self, keep: Tensor | Sequence[int], positions: Positions | Tensor | None = None) -> None:
         """Keep some tokens and bring them to new positions, or refuse: eviction, shifting, virtual positions.
@@ -332,9 +338,9 @@ class KVCache:
                 stored = self._moved(layer.encoding, stored, kept, after)
             layers.append(stored)
         # Nothing is changed until every layer has agreed.
-        self._tokens, self._now = after, None
+        self._replace(after)
         for layer, stored in zip(self._layers, layers, strict=True):
-            layer.stored, layer.length = stored, after.length
+            layer.stored = stored
 
     def _moved(self, encoding: Encoding, stored: tuple[Stored, ...], kept: Tokens, after: Tokens) -> tuple[Stored, ...]:
         if encoding.stores == "raw":
@@ -355,7 +361,7 @@ class KVCache:
                 raise error(f"layer {i} ({type(layer.encoding).__name__}) carries running state: {why}")
 
     def _between_steps(self, what: str) -> None:
-        if any(layer.length != self.length for layer in self._layers):
+        if self._waiting:
             raise CacheError(f"{what} in the middle of a step; every layer extends first")
 
 

@@ -624,8 +624,8 @@ def check_positions(p: Attention, positions: Positions, new_keys: bool = False) 
     for side, name, length in ((positions.query, "q", p.q.shape[2]), (positions.key, "k", p.k.shape[2])):
         if side.length != length and not (new_keys and name == "k"):
             raise ShapeError(
-                f"positions say {side.length} tokens and {name} has {length} (shape {tuple((p.q if name == 'q' else p.k).shape)}, "
-                "laid out as (batch, heads, seq, head_dim))"
+                f"positions say {side.length} tokens and {name} has {length}, laid out as (batch, heads, seq, head_dim): "
+                f"{tuple((p.q if name == 'q' else p.k).shape)}"
             )
         if side.batch not in (1, p.q.shape[0]):
             raise ShapeError(f"positions have {side.batch} rows and the batch is {p.q.shape[0]}; give 1 row or all")

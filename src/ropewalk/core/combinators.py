@@ -231,7 +231,7 @@ class PerHead(Encoding):
         parts = self._each(Parts(tuple(items), _join_heads, problem.scope, by_head=True), see)
         return parts, None if all(s is None for s in after) else tuple(after)
 
-    def rewrite(self, problem: Problem) -> Problem:  # type: ignore[override]
+    def rewrite(self, problem: Problem) -> Problem:
         if not isinstance(problem, Parts):
             raise CannotCompose("PerHead has to observe a problem before it rewrites it; call the encoding")
         return self._each(problem, lambda i, child, p: rewrite(child, p))

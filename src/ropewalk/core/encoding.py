@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -96,7 +97,9 @@ class Encoding(nn.Module):
         """Rewrite a whole problem at once."""
         if isinstance(problem, Attention):
             problem = problem.located()
-            problem = problem.replace(positions=self.draw(problem.where))
+            drawn = self.draw(problem.where)
+            if drawn is not problem.positions:
+                problem = problem.replace(positions=drawn)
         return rewrite(self, observe(self, problem)[0])
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions | Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -150,7 +153,7 @@ class Encoding(nn.Module):
             low = made.dtype in (torch.float16, torch.bfloat16) and tensor.is_floating_point()
             return tensor.to(made.device) if low else made
 
-        super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(keep, recurse)
         for name, make in self.__dict__.get("_derived", {}).items():
             self._buffers[name] = make().to(getattr(self, name).device)
         return self
@@ -170,7 +173,7 @@ class Encoding(nn.Module):
             for name, value in vars(self).items():
                 if name.startswith("_") or name == "training":
                     continue
-                if isinstance(value, int | float | str | tuple | frozenset | type(None)) and _hashable(value):
+                if _is_value(value):
                     plain.append((name, value))
                 else:
                     alone = True
@@ -190,12 +193,12 @@ class Encoding(nn.Module):
         return state
 
 
-def _hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
+def _is_value(value: Any) -> bool:
+    """Whether equality of the object is equality of what it says, for good."""
+    if isinstance(value, tuple | frozenset):
+        return all(_is_value(v) for v in value)
+    frozen = dataclasses.is_dataclass(value) and not isinstance(value, type) and value.__hash__ is not None
+    return frozen or isinstance(value, int | float | str | torch.dtype | type(None))
 
 
 # ---- applying hooks to problems that may have been split -----------------------------------------------------------
@@ -315,6 +318,8 @@ class Rotary(Encoding):
         dtype = table_dtype(p.q)
         at_q = self.tables(p.where.query, p.at, dtype)
         at_k = at_q if p.where.is_self else self.tables(p.where.key, p.at, dtype)
+        if not p.branches:
+            return p.replace(q=self.turn(p.q, at_q, p), k=self.turn(p.k, at_k, p))
         p = p.map_queries(lambda q: self.turn(q, at_q, p))
         return p.map_keys(lambda k: self.turn(k, at_k, p))
 

@@ -7,7 +7,7 @@ scratch of one head, so that nothing larger is ever widened. Under a compiler th
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ BLOCK = 1 << 18
 
 def check_pairing(pairing: str) -> Pairing:
     """Check how channels are paired; say what a foreign spelling is called here."""
-    if pairing == "interleaved" or pairing == "half":
-        return pairing
+    if pairing in ("interleaved", "half"):
+        return cast("Pairing", pairing)
     name = str(pairing).lower()
     hint = f" Did you mean {_SPELLINGS[name]!r}?" if name in _SPELLINGS else suggest(name, ("interleaved", "half"))
     raise ConfigError(f"pairing is 'interleaved' (channels 2i, 2i+1) or 'half' (i, i+d/2); got {pairing!r}.{hint}")
@@ -145,27 +145,30 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool
         target, source = out[..., :width], x[..., :width]
     else:
         target, source = out, x
-    if pairing == "interleaved":
-        turn, first, second = _turn_interleaved, torch.complex(cos, -sin if inverse else sin), None
-        whole = x.dtype == cos.dtype  # one pass over memory needs no cutting
-    else:
-        turn, first, second = _turn_half, torch.cat([cos, cos], -1), -sin if inverse else sin
-        whole = False
+    interleaved = pairing == "interleaved"
+    back = -sin if inverse else sin
+    first, second = (torch.complex(cos, back), back) if interleaved else (torch.cat([cos, cos], -1), back)
+    same = x.dtype == cos.dtype
     tokens = x.shape[-2]
-    step = tokens if whole else min(tokens, max(1, BLOCK * tokens // source.numel()))
+    # One complex product passes over memory once and needs no cutting; everything else reads twice what it wrote.
+    step = tokens if interleaved and same else min(tokens, max(1, BLOCK * tokens // source.numel()))
     # Half-precision inputs are widened into scratch that is allocated once: fresh pages cost more than the arithmetic.
-    shape = (*source.shape[:-2], step, width)
-    scratch = [] if x.dtype == cos.dtype else [cos.new_empty(shape) for _ in range(1 if second is None else 2)]
+    scratch = [] if same else [cos.new_empty((*x.shape[:-2], step, width)) for _ in range(1 if interleaved else 2)]
     for start in range(0, tokens, step):
-        part = (..., slice(start, start + step), slice(None)) if step < tokens else ...
-        tables = [t if t is None or t.shape[-2] == 1 else t[part] for t in (first, second)]
-        there = target[part]
-        buffers = [b[..., : there.shape[-2], :] for b in scratch] if step < tokens else scratch
-        turn(there, source[part], *tables, *buffers)
+        there, here, one, two = target, source, first, second
+        if step < tokens:
+            there, here, one, two = (
+                t if t.shape[-2] == 1 else t[..., start : start + step, :] for t in (there, here, one, two)
+            )
+        buffers = [t[..., : here.shape[-2], :] for t in scratch]
+        if interleaved:
+            _turn_interleaved(there, here, one, *buffers)
+        else:
+            _turn_half(there, here, one, two, *buffers)
     return out
 
 
-def _turn_interleaved(out: Tensor, x: Tensor, factor: Tensor, _: None, wide: Tensor | None = None) -> None:
+def _turn_interleaved(out: Tensor, x: Tensor, factor: Tensor, wide: Tensor | None = None) -> None:
     pairs = (factor.shape[-1], 2)
     if wide is not None:
         torch.view_as_complex(wide.copy_(x).unflatten(-1, pairs)).mul_(factor)

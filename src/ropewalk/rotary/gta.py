@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +119,7 @@ class GTA(Encoding):
         made: dict[str, Tensor] = {}
         kinds = [kind for kind, _ in self.blocks]
         if "se3" in kinds or "so3" in kinds:
-            inverse = cast("Tensor", tokens.memo(lambda: "gta inverse", lambda: _inverse(tokens.column("extrinsics"))))
+            inverse = tokens.memo(lambda: "gta inverse", lambda: _inverse(tokens.column("extrinsics")))
             if "se3" in kinds:
                 made["se3"] = self._scaled(inverse)[:, None, :, None]
             if "so3" in kinds:

@@ -94,7 +94,7 @@ class PoPE(Encoding):
         if any(m.learned for m in p.at):
             return make()
         name = ("pope", self.head_dim, self.base, self.axes, dtype)
-        return tokens.memo(lambda: (*name, tuple(m.key for m in p.at)), make)  # type: ignore[return-value]
+        return tokens.memo(lambda: (*name, tuple(m.key for m in p.at)), make)
 
     def rewrite(self, problem: Attention) -> Problem:
         p = problem
