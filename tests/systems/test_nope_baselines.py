@@ -6,7 +6,21 @@ import math
 
 import pytest
 import torch
-from reference import DOUBLE, SINGLE, added, attend, close, decoded, differ, golden, heads_first, logits, problem, random, triangle
+from reference import (
+    DOUBLE,
+    SINGLE,
+    added,
+    attend,
+    close,
+    decoded,
+    differ,
+    golden,
+    heads_first,
+    logits,
+    problem,
+    random,
+    triangle,
+)
 
 import ropewalk as rw
 
@@ -180,7 +194,9 @@ def test_t5_bidirectional_bias_against_a_loop():
 def test_t5_table_is_a_bucket_and_head_and_trains():
     t5 = rw.T5(4, hidden_size=64)
     assert t5.weight.shape == (32, 4)
-    assert rw.T5(64, num_buckets=256, max_distance=1024, hidden_size=64).weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
+    assert rw.T5(64, num_buckets=256, max_distance=1024, hidden_size=64).weight.std().item() == pytest.approx(
+        64**-0.5, rel=0.05
+    )
     attend(t5, problem(h=4)).square().sum().backward()
     assert (t5.weight.grad[:7].abs().sum(-1) > 0).all()
     assert not t5.weight.grad[7:].any()
@@ -224,7 +240,9 @@ def test_decoding_is_the_full_pass(make):
     close(decoded(encoding, p, 3), attend(encoding, p))
 
 
-@pytest.mark.parametrize("make", [rw.NoPE, rotary, lambda: rw.ALiBi(4), lambda: rw.T5(4, num_buckets=8, max_distance=6).double()])
+@pytest.mark.parametrize(
+    "make", [rw.NoPE, rotary, lambda: rw.ALiBi(4), lambda: rw.T5(4, num_buckets=8, max_distance=6).double()]
+)
 def test_a_cache_cropped_at_the_front_keeps_its_indices(make):
     encoding, p = make(), problem(s=9)
     cache = rw.KVCache(encoding)

@@ -18,7 +18,9 @@ def pope(d=8, heads=4, delta=True, **options):
     """PoPE in float64, with phases inside their range unless ``delta`` says otherwise."""
     made = rw.PoPE(d, heads, **options).double()
     if delta is True:
-        made.delta.data = -2 * math.pi * torch.rand(made.delta.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+        made.delta.data = (
+            -2 * math.pi * torch.rand(made.delta.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+        )
     elif isinstance(delta, torch.Tensor):
         made.delta.data = delta.double()
     return made
@@ -130,7 +132,10 @@ def test_a_still_channel_always_adds():
 
 def one_channel(encoding, width, content, channels):
     """The logits of one query at 0 with its keys at −30 ... 30, contents in some channels alike for every key."""
-    q, k = torch.full((1, 1, 1, width), -60.0, dtype=torch.float64), torch.full((1, 1, 61, width), -60.0, dtype=torch.float64)
+    q, k = (
+        torch.full((1, 1, 1, width), -60.0, dtype=torch.float64),
+        torch.full((1, 1, 61, width), -60.0, dtype=torch.float64),
+    )
     if not isinstance(encoding, rw.PoPE):
         q, k = q * 0, k * 0
     for c, (a, b) in zip(channels, content, strict=True):
@@ -231,7 +236,9 @@ def test_grouped_heads_have_a_phase_a_key_head():
 def test_partial_leaves_the_rest_to_a_dot_product():
     p, part = problem(d=8), pope(3)
     after = rw.Partial(part, 3)(p)
-    polar = cosines(rw.Attention(p.q[..., :3], p.k[..., :3], p.v), torch.arange(7), torch.arange(7), ladder(3), part.delta)
+    polar = cosines(
+        rw.Attention(p.q[..., :3], p.k[..., :3], p.v), torch.arange(7), torch.arange(7), ladder(3), part.delta
+    )
     rest = p.q[..., 3:] @ p.k[..., 3:].transpose(-1, -2)
     close(logits(after), (polar * 3**0.5 + rest) * 8**-0.5)
     close(decoded(rw.Partial(part, 3), p, 2), attend(rw.Partial(part, 3), p))
@@ -269,4 +276,7 @@ def test_frequencies_survive_bfloat16():
     low = rw.PoPE(16, 4).to(torch.bfloat16)
     close(low.freqs, ladder(16))
     far = torch.arange(7) + 5000
-    close(low.rotate(p.q.bfloat16(), p.k.bfloat16(), far)[0], rw.PoPE(16, 4).rotate(p.q.bfloat16().double(), p.k.bfloat16().double(), far)[0], 2**-7)  # fmt: skip
+    q, k = p.q.bfloat16(), p.k.bfloat16()
+    want = rw.PoPE(16, 4).rotate(q.double(), k.double(), far)
+    for got, right in zip(low.rotate(q, k, far), want, strict=True):
+        close(got, right, 2**-7)

@@ -43,6 +43,16 @@ def test_golden_rotation(name):
     close(logits(rope(p)), case.outputs["logits"], DOUBLE)
 
 
+@pytest.mark.parametrize("name", [n for n in CASES if n.startswith("rope_")])
+def test_golden_rotation_by_plain_functions(name):
+    case = CASES[name]
+    frequencies = rw.functional.inverse_frequencies(case.params["head_dim"], case.params["base"])
+    cos, sin = rw.functional.rotary_tables(case.inputs["position_ids"], inv_freq=frequencies, dtype=torch.float64)
+    for name in "qk":
+        got = rw.functional.apply_rotary(case.inputs[name], cos, sin, PAIRING[case.params["layout"]])
+        close(got, case.outputs[f"{name}_rot"], DOUBLE)
+
+
 def test_golden_linear_attention():
     case = CASES["linear_attention_causal"]
     p = rw.Attention(*(case.inputs[n] for n in "qkv"))
@@ -138,7 +148,9 @@ def test_odd_widths_are_refused(width):
 
 def test_pairings_differ_by_a_permutation_of_channels():
     p = problem()
-    order = torch.cat([torch.arange(0, 8, 2), torch.arange(1, 8, 2)])  # half[i] = inter[2i], half[i + d/2] = inter[2i + 1]
+    order = torch.cat(
+        [torch.arange(0, 8, 2), torch.arange(1, 8, 2)]
+    )  # half[i] = inter[2i], half[i + d/2] = inter[2i + 1]
     permuted = rw.Attention(p.q[..., order], p.k[..., order], p.v)
     q, k = rw.RoPE(8).rotate(p.q, p.k)
     q_half, k_half = rw.RoPE(8, pairing="half").rotate(permuted.q, permuted.k)
@@ -186,7 +198,11 @@ def test_precision_far_out():
     near, far = torch.arange(7), torch.arange(7) + 10_000_000
     p = problem(d=64)
     rope = rw.RoPE(64)
-    close(logits(rope(p.replace(positions=rw.Positions(far)))), logits(rope(p.replace(positions=rw.Positions(near)))), 1e-8)
+    close(
+        logits(rope(p.replace(positions=rw.Positions(far)))),
+        logits(rope(p.replace(positions=rw.Positions(near)))),
+        1e-8,
+    )
     single = rope.rotate(p.q.float(), p.k.float(), far)
     assert single[0].dtype == torch.float32
     for got, want in zip(single, rope.rotate(p.q, p.k, far), strict=True):

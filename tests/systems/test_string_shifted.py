@@ -25,7 +25,9 @@ def half(x, position, base=10_000.0):
     """RoPE in the half pairing, by complex numbers."""
     d = x.shape[-1]
     w = torch.tensor([base ** (-2 * i / d) for i in range(d // 2)], dtype=torch.float64)
-    z = torch.complex(x[..., : d // 2], x[..., d // 2 :]) * torch.polar(torch.ones(()).double(), position.double()[..., None] * w)
+    z = torch.complex(x[..., : d // 2], x[..., d // 2 :]) * torch.polar(
+        torch.ones(()).double(), position.double()[..., None] * w
+    )
     return torch.cat([z.real, z.imag], -1)
 
 

@@ -75,7 +75,7 @@ class ALiBi(Bias):
         return alibi_slopes(self.num_heads)
 
     def per_head(self, num_heads: int) -> dict[str, Tensor]:
-        return {"slope": alibi_slopes(num_heads) if self.num_heads is None else self.slope}
+        return {"slope": alibi_slopes(num_heads) if self.num_heads is None else self.exact("slope", self.slope.device)}
 
     def bias(self, i: Tensor, j: Tensor, slope: Tensor) -> Tensor:
         if not self.bidirectional:

@@ -54,7 +54,7 @@ class TransformerXL(Encoding):
 
     def sinusoids(self, position: Tensor) -> Tensor:
         """Return e(position), (..., D) float64."""
-        angles = position.double()[..., None] * self.freqs.to(torch.float64)
+        angles = position.double()[..., None] * self.exact("freqs", position.device)
         return torch.cat([angles.sin(), angles.cos()], -1)
 
     def _gathered(self, p: Attention) -> Tensor:

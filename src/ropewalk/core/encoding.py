@@ -145,7 +145,14 @@ class Encoding(nn.Module):
         if "_derived" not in self.__dict__:
             self._derived: dict[str, Callable[[], Tensor]] = {}
         self._derived[name] = make
-        self.register_buffer(name, make().to(torch.get_default_device()), persistent=False)
+        self.register_buffer(name, make().to(torch.empty(0).device), persistent=False)
+
+    def exact(self, name: str, device: torch.device) -> Tensor:
+        """Return a derived tensor in full precision, even where a wrapper cast buffers behind the module's back."""
+        tensor: Tensor = getattr(self, name)
+        if tensor.dtype in (torch.float16, torch.bfloat16, torch.float32):
+            tensor = self._derived[name]()
+        return tensor.to(device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Encoding:
         def keep(tensor: Tensor) -> Tensor:

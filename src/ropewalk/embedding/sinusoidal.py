@@ -80,7 +80,7 @@ class Sinusoidal(Embedding):
         return torch.tensor(self.base, dtype=torch.float64, device="cpu") ** exponent
 
     def table(self, position: Tensor) -> Tensor:
-        angles = (position + self.start)[..., None, None] * self.inv_freq.to(torch.float64)
+        angles = (position + self.start)[..., None, None] * self.exact("inv_freq", position.device)
         pair = torch.stack([angles[..., 0].sin(), angles[..., 1].cos()], -1)
         return pair.flatten(-2) if self.layout == "interleaved" else pair.transpose(-1, -2).flatten(-2)
 

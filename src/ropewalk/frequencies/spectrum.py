@@ -33,9 +33,8 @@ def geometric(dim: int, base: float = 10_000.0) -> Spectrum:
     """ω_i = base^(−2i/dim), i = 0 … dim/2 − 1: the frequencies of RoPE (Su et al., arXiv 2104.09864, 2021)."""
     check_rotary_width(dim)
     check_base(base)
-    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
-    values = torch.tensor(float(base), dtype=torch.float64, device="cpu") ** -exponents
-    return Spectrum(tuple(values.tolist()), origin=f"geometric({dim}, base={float(base)!r})")
+    values = tuple(float(base) ** (-2 * i / dim) for i in range(dim // 2))
+    return Spectrum(values, origin=f"geometric({dim}, base={float(base)!r})")
 
 
 def check_rotary_width(dim: int) -> None:

@@ -83,7 +83,7 @@ class PoPE(Encoding):
     def angles(self, position: Tensor) -> Tensor:
         """Return the angle of each channel, (b, S, d) float64."""
         check_axes(self, position, self.axes)
-        return (position[..., None] * self.freqs.to(torch.float64)).reshape(*position.shape[:2], self.head_dim)
+        return (position[..., None] * self.exact("freqs", position.device)).reshape(*position.shape[:2], self.head_dim)
 
     def _tables(self, tokens: Tokens, p: Attention) -> tuple[Tensor, Tensor]:
         dtype = table_dtype(p.q)

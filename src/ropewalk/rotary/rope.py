@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ropewalk.core.encoding import Rotary
@@ -78,7 +77,7 @@ class RoPE(Rotary):
         return spectrum.tensor()
 
     def angles(self, position: Tensor) -> Tensor:
-        return position[..., None] * self.inv_freq.to(torch.float64)
+        return position[..., None] * self.exact("inv_freq", position.device)
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, base={self.base}, pairing={self.pairing}"
