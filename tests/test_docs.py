@@ -1,5 +1,6 @@
 """What the documents show runs as it stands there."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -15,11 +16,11 @@ def blocks(name):
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.S)
 
 
-def test_the_worked_example_of_the_design_document_passes_the_contract_suite():
+def test_the_worked_example_of_the_design_document_passes_the_contract_suite(tmp_path, monkeypatch):
     (example,) = blocks("docs/design.md")
-    space = {}
-    exec(compile(example, "docs/design.md", "exec"), space)
-    encoding = space["LateBias"](4, free=2)
+    (tmp_path / "late_bias.py").write_text(example)  # a file of its own, as its author would have
+    monkeypatch.syspath_prepend(tmp_path)
+    encoding = importlib.import_module("late_bias").LateBias(4, free=2)
     q = torch.zeros(1, 4, 6, 8)
     (weights,) = rw.attend(encoding(rw.Attention(q, q, q)), return_weights=True)[1:]
     slope = torch.linspace(0.1, 0.5, 4)

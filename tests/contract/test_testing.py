@@ -167,14 +167,16 @@ def test_offsets_in_decoding():
     breaks(Off, "decoding", "snapshot")
 
 
-class CastFrequencies(RoPE):
+class CastFrequencies(rw.Rotary):
     """Frequencies in an ordinary buffer."""
 
-    def fit(self, head_dim):
-        if self.head_dim is None:
-            self.head_dim = head_dim
-            f = 10_000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-            self.register_buffer("inv_freq", f.float(), persistent=False)
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        f = 10_000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        self.register_buffer("inv_freq", f.float(), persistent=False)
+
+    def angles(self, position):
+        return position[..., None] * self.inv_freq.double()
 
     def _apply(self, fn, recurse=True):
         return nn.Module._apply(self, fn, recurse)

@@ -297,6 +297,14 @@ def test_queries_and_keys_share_the_sample():
     assert torch.equal(q, k)
 
 
+@pytest.mark.parametrize("scope", ["per_forward", "per_layer"])
+def test_the_last_queries_share_the_sample_of_the_keys(scope):
+    p, made = problem(), randomized_rope(8, 500, scope=scope)
+    torch.manual_seed(3)
+    after = made(rw.Attention(p.k[:, :, -2:], p.k, p.v))
+    close(after.q, after.k[:, :, -2:], 1e-15)
+
+
 @pytest.mark.parametrize("name", ["alibi", "relative"])
 @pytest.mark.parametrize("both_sides", [False, True])
 def test_bias_is_constant_along_diagonals(name, both_sides):

@@ -54,14 +54,7 @@ class RandomizedALiBi(Encoding):
         )
 
     def draw(self, positions: Positions) -> Positions:
-        def both(tokens: Tokens) -> Tokens:
-            tokens = self._sample.draw(tokens)
-            return self._sample.draw(tokens, 1) if self.both_sides else tokens
-
-        drawn = both(positions.query)
-        if drawn is positions.query:
-            return positions
-        return Positions.pair(drawn, drawn if positions.is_self else both(positions.key), positions.order)
+        return self._sample.draw(positions, 2 if self.both_sides else 1)
 
     def layer(self, index: int) -> RandomizedALiBi:
         if self.scope != "per_layer":

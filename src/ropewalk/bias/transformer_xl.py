@@ -135,19 +135,12 @@ class RandomizedRelative(TransformerXL):
         )
 
     def draw(self, positions: Positions) -> Positions:
-        def both(tokens: Tokens) -> Tokens:
-            tokens = self._sample.draw(tokens)
-            return self._sample.draw(tokens, 1) if self.both_sides else tokens
-
-        drawn = both(positions.query)
-        if drawn is positions.query:
-            return positions
-        return Positions.pair(drawn, drawn if positions.is_self else both(positions.key), positions.order)
+        return self._sample.draw(positions, 2 if self.both_sides else 1)
 
     def layer(self, index: int) -> Encoding:
         made = super().layer(index)
         assert isinstance(made, RandomizedRelative)
-        made._sample.layer = index if made._sample.scope == "per_layer" else 0
+        made._sample.layer = index
         return made
 
     def offsets(self, tokens: Tokens) -> Tensor:

@@ -48,28 +48,41 @@ class OrderedSample:
         """Name under which the sample travels: layers share it unless each draws its own."""
         return f"{self.name}.{self.layer}" if self.scope == "per_layer" else self.name
 
-    def draw(self, tokens: Tokens, side: int = 0) -> Tokens:
-        """Add the sample to the facts, unless it is there."""
-        fact = f"{self.fact}.{side}" if side else self.fact
-        if fact in tokens.sequence:
-            return tokens
+    def draw(self, positions: Positions, tables: int = 1) -> Positions:
+        """Add the sample (or several tables) to the facts of both sides, which share it, unless it is there."""
+        facts = {}
+        for number in range(tables):
+            fact = f"{self.fact}.{number}" if number else self.fact
+            known = [t.sequence[fact] for t in (positions.key, positions.query) if fact in t.sequence]
+            facts[fact] = known[0] if known else self._sample(positions, number)
+        if all(fact in t.sequence for t in (positions.key, positions.query) for fact in facts):
+            return positions
+        return positions.map_sides(lambda t: t.with_sequence(**facts))
+
+    def _sample(self, positions: Positions, number: int) -> Tensor:
         n = self.max_length
         if n is None:
-            longest = tokens.length
-            if not is_compiling() and not tokens.position.is_meta and tokens.position.numel():
-                longest = int(tokens.position.max()) + 1
+            longest = max(_longest(positions.key), _longest(positions.query))
             n = max(longest - self.low, 0)
             if n > self.span - self.low:
                 raise PositionError(
                     f"a sequence of {longest} tokens cannot have different positions below span={self.span}; give a larger span"
                 )
-        rows = tokens.batch if self.scope == "per_example" else 1
+        rows = max(positions.key.batch, positions.query.batch) if self.scope == "per_example" else 1
         generator = None
         if self.seed is not None:
-            generator = torch.Generator().manual_seed(1_000_003 * self.seed + 1_009 * self.layer + side)
+            layer = self.layer if self.scope == "per_layer" else 0
+            generator = torch.Generator().manual_seed(1_000_003 * self.seed + 1_009 * layer + number)
         keys = torch.rand(rows, self.span - self.low, generator=generator, dtype=torch.float64)
         sample = keys.argsort(-1)[:, :n].sort(-1).values + self.low
-        return tokens.with_sequence(**{fact: sample.to(tokens.device)})
+        return sample.to(positions.device)
+
+
+def _longest(tokens: Tokens) -> int:
+    """Number of positions a sample has to hold, as far as it can be read."""
+    if is_compiling() or tokens.position.is_meta or not tokens.position.numel():
+        return tokens.length
+    return int(tokens.position.max()) + 1
 
 
 class RandomizedPositions(Coordinates):
@@ -123,11 +136,7 @@ class RandomizedPositions(Coordinates):
 
     def draw(self, positions: Positions) -> Positions:
         """Draw the sample into the positions, unless they carry one."""
-        if self.fixed is not None:
-            return positions
-        if self._sample.fact in positions.query.sequence and self._sample.fact in positions.key.sequence:
-            return positions
-        return positions.map_sides(self._sample.draw)
+        return positions if self.fixed is not None else self._sample.draw(positions)
 
     def layer(self, index: int) -> RandomizedPositions:
         if self.scope != "per_layer":

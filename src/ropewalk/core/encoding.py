@@ -302,7 +302,7 @@ class Rotary(Encoding):
             check_axes(self, position, self.axes)
             angles = self.angles(position)
             angles = angles[:, None] if angles.ndim == 3 else angles
-            return rotation.tables(angles, dtype, self.magnitude)
+            return rotation.tables(angles, dtype, self.magnitude, self.pairing)
 
         if any(m.learned for m in chain) or any(True for _ in self.parameters()):
             return make()

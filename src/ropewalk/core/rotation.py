@@ -1,200 +1,295 @@
-"""Turning pairs of channels, in one place.
+"""R(φ)(a, b) = (a cos φ − b sin φ, a sin φ + b cos φ): the one place where pairs of channels are turned.
 
-A rotation moves no arithmetic worth mentioning; it moves memory. What is fast in eager mode differs by pairing and dtype: one
-complex product on the interleaved view, two fused multiply-adds on the halves, and for half-precision inputs a float32
-scratch of one head, so that nothing larger is ever widened. Under a compiler the plain formulas are fused best.
+`tables` makes cos and sin from angles, `rotate` turns by them. There are two ways to turn:
+
+- `_plain`, four products and two sums, for everything that looks at the operations: `torch.compile` and export (which
+  fuse them), `torch.func`, forward-mode differentiation, tables that learn, and devices not tried.
+- `_eager` for the rest. Eager PyTorch pays for each pass over memory and for each call, so it does complex arithmetic
+  where pairs are neighbours, works in blocks that stay in the cache, and widens bf16 and fp16 one block at a time.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
 
 from ropewalk.core.errors import ConfigError, ShapeError, suggest
 
 Pairing = Literal["interleaved", "half"]
+"""Which channels form pair i of P: "interleaved" (2i, 2i+1) or "half" (i, i+P)."""
 
-_SPELLINGS = {"half_split": "half", "half-split": "half", "neox": "half", "rotate_half": "half"}
-_SPELLINGS |= {"interleave": "interleaved", "gptj": "interleaved", "gpt-j": "interleaved", "adjacent": "interleaved"}
+_ALIASES = {
+    "half": (
+        "half_split",
+        "half-split",
+        "halves",
+        "split",
+        "rotate_half",
+        "neox",
+        "gpt_neox",
+        "gpt-neox",
+        "llama",
+    ),
+    "interleaved": ("interleave", "adjacent", "complex", "gptj", "gpt_j", "gpt-j", "roformer"),
+}
 
-BLOCK = 1 << 18
-"""Elements turned at a time, so that what is read twice is still in the cache."""
+# Elements a thread turns before it goes on to the next block: as float32 half a megabyte, so that the block, its
+# source and its result stay in the second-level cache between the passes. Smaller blocks pay more for the calls.
+_BLOCK = 1 << 17
+
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
 def check_pairing(pairing: str) -> Pairing:
-    """Check how channels are paired; say what a foreign spelling is called here."""
-    if pairing in ("interleaved", "half"):
-        return cast("Pairing", pairing)
-    name = str(pairing).lower()
-    hint = f" Did you mean {_SPELLINGS[name]!r}?" if name in _SPELLINGS else suggest(name, ("interleaved", "half"))
-    raise ConfigError(f"pairing is 'interleaved' (channels 2i, 2i+1) or 'half' (i, i+d/2); got {pairing!r}.{hint}")
+    """Return ``pairing``, or raise a `ConfigError` that names the likely one."""
+    if pairing == "interleaved" or pairing == "half":
+        return pairing
+    known = {alias: name for name, aliases in _ALIASES.items() for alias in (name, *aliases)}
+    meant = known.get(str(pairing).lower())
+    hint = f" Did you mean {meant!r}?" if meant else suggest(pairing, _ALIASES)
+    raise ConfigError(
+        f"pairing {pairing!r} is unknown; allowed are 'interleaved' (channels 2i, 2i+1 form a pair) and "
+        f"'half' (channels i, i+P).{hint}"
+    )
 
 
-def tables(angles: Tensor, dtype: torch.dtype, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of float64 angles, times scale, cast last: float64 for float64, float32 for all else."""
-    kept = torch.float64 if dtype == torch.float64 else torch.float32
+def tables(
+    angles: Tensor, dtype: torch.dtype, scale: float | Tensor = 1.0, pairing: Pairing | None = None
+) -> tuple[Tensor, Tensor]:
+    """(scale · cos φ, scale · sin φ), computed in float64 and only then cast.
+
+    Args:
+        angles: float64, any shape (..., P). At position 1e6 a float32 angle is already off by 0.03 radians.
+        dtype: what will be turned: float64 keeps the tables float64; float32, bf16 and fp16 get them in float32.
+        scale: a factor on both (YaRN's attention temperature), a number or broadcastable against ``angles``.
+        pairing: a hint about memory and nothing else. "interleaved" lays cos and sin side by side, one complex number
+            a pair, which saves `rotate` from joining them at each call.
+
+    Raises:
+        ShapeError: angles that are not float64 or float32.
+    """
+    if angles.dtype not in _COMPLEX:
+        raise ShapeError(
+            f"angles come in {angles.dtype}; allowed are float64 (exact) and float32. Multiply float64 "
+            "positions by float64 frequencies, and cast nothing before cos and sin"
+        )
+    angles = angles.double()
     cos, sin = angles.cos(), angles.sin()
-    if not (isinstance(scale, float) and scale == 1.0):
+    if isinstance(scale, Tensor) or scale != 1.0:
         cos, sin = cos * scale, sin * scale
-    return cos.to(kept), sin.to(kept)
+    dtype = _work(dtype)
+    if pairing == "interleaved":
+        cos, sin = torch.stack((cos, sin), -1).to(dtype).unbind(-1)
+        return cos, sin
+    return cos.to(dtype), sin.to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, *, inverse: bool = False) -> Tensor:
-    """Turn the first 2P channels of x by +angle, out of place: (a cos − b sin, a sin + b cos).
+    """Turn the first P pairs of channels of x; the channels after the first 2P pass through unchanged.
+
+    Differentiable any number of times, also with respect to tables that require grad. Out of place: the result has
+    the dtype of x and, in eager mode, its order in memory, so that ``(B, S, H, D).transpose(1, 2)`` stays one.
 
     Args:
-        x: (..., S, D), any strides.
-        cos: (..., S, P) float32 or float64, broadcastable to the leading axes of x, 2P ≤ D.
-        sin: likewise.
-        pairing: pair i is channels (2i, 2i+1) or (i, i+P).
-        inverse: turn by −angle.
+        x: (batch, heads, seq, head_dim), or any number of leading dimensions, with any strides. bf16 and fp16 are
+            turned in float32 and rounded once; float64 is turned in float64 whatever the tables are.
+        cos, sin: (1 or batch, 1 or heads, seq, P), broadcastable against the leading dimensions of x.
+        pairing: "interleaved" (channels 2i, 2i+1) or "half" (channels i, i+P).
+        inverse: turn by −φ.
 
-    Returns:
-        A new tensor of the shape and dtype of x. Sums are in float32, or float64 where x is.
+    Raises:
+        ConfigError: an unknown pairing.
+        ShapeError: tables that do not fit x.
     """
-    pairs = cos.shape[-1]
-    if 2 * pairs > x.shape[-1] or cos.shape != sin.shape:
-        raise ShapeError(
-            f"tables of shapes {tuple(cos.shape)} and {tuple(sin.shape)} turn {2 * pairs} channels, and x has shape "
-            f"{tuple(x.shape)}; P is at most half the last axis"
+    _check(x, cos, sin, pairing)
+    if _must_be_plain(x, cos, sin):
+        return _plain(x, cos, sin, pairing, inverse)
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Rotate.apply(x, cos, sin, pairing, inverse)
+    return _eager(x, cos, sin, pairing, inverse)
+
+
+def _work(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which tensors of ``dtype`` are turned."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _check(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> None:
+    if pairing != "interleaved" and pairing != "half":
+        check_pairing(pairing)
+    have, want = cos.shape, x.shape
+    fits = have == sin.shape and 0 < len(have) <= len(want) and 2 * have[-1] <= want[-1]
+    if fits:
+        for n, m in zip(have[-2::-1], want[-2::-1]):  # noqa: B905 (tables may have fewer dimensions)
+            fits = fits and (n == m or n == 1)
+    if fits and x.is_floating_point():
+        return
+    came = f"x {tuple(want)} in {x.dtype}, cos {tuple(have)}, sin {tuple(sin.shape)}"
+    if not x.is_floating_point():
+        fix = "x must be real floating point"
+    elif have != sin.shape:
+        fix = "cos and sin must have one shape; take both from the same positions and frequencies"
+    elif not have or not want or 2 * have[-1] > want[-1]:
+        fix = (
+            f"P = {have[-1] if have else 0} pairs need 2P = {2 * have[-1] if have else 0} channels, x has "
+            f"{want[-1] if want else 0}. Give one column a pair: inverse frequencies of head_dim/2 entries, not "
+            "tables repeated to head_dim"
         )
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    if cos.dtype != wide:
-        cos, sin = cos.to(wide), sin.to(wide)
-    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
-        return _plain(x, cos, -sin if inverse else sin, pairing)  # learned frequencies: gradients reach the tables
-    if is_compiling():
-        return _plain(x, cos, -sin if inverse else sin, pairing)
-    if x.requires_grad or _transformed():
-        return _Rotation.apply(x, cos, sin, pairing, inverse)
-    return _turned(x, cos, sin, pairing, inverse)
-
-
-def _transformed() -> bool:
-    """Whether vmap, grad or forward differentiation looks on, which writing into a result would escape."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-
-
-class _Rotation(torch.autograd.Function):
-    """A rotation whose backward is the inverse rotation: nothing is saved but the tables."""
-
-    @staticmethod
-    def forward(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool) -> Tensor:
-        return _turned(x, cos, sin, pairing, inverse)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, cos, sin, ctx.pairing, ctx.inverse = inputs
-        ctx.save_for_backward(cos, sin)
-        ctx.save_for_forward(cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _Rotation.apply(grad, cos, sin, ctx.pairing, not ctx.inverse), None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, x: Tensor, *_: Any) -> Tensor:
-        cos, sin = ctx.saved_tensors
-        return _Rotation.apply(x, cos, sin, ctx.pairing, ctx.inverse)
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[Any, ...], x: Tensor, cos: Tensor, sin: Tensor, *rest: Any
-    ) -> tuple[Tensor, int]:
-        # Any leading axes will do: a mapped axis becomes one more of them.
-        lead = x.ndim - (in_dims[0] is not None)
-        x = x.movedim(in_dims[0], 0) if in_dims[0] is not None else x.expand(info.batch_size, *x.shape)
-        moved = []
-        for t, dim in ((cos, in_dims[1]), (sin, in_dims[2])):
-            if dim is not None:
-                t = t.movedim(dim, 0)
-                t = t.reshape(t.shape[0], *(1,) * (lead - (t.ndim - 1)), *t.shape[1:])
-            moved.append(t)
-        return _Rotation.apply(x, *moved, *rest), 0
-
-
-def _plain(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
-    """The formula, for compilers and for gradients of the tables."""
-    pairs = cos.shape[-1]
-    y = x[..., : 2 * pairs].to(cos.dtype)
-    if pairing == "half":
-        a, b = y[..., :pairs], y[..., pairs:]
-        turned = torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
     else:
-        a, b = y.unflatten(-1, (pairs, 2)).unbind(-1)
-        turned = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
-    turned = turned.to(x.dtype)
-    return turned if 2 * pairs == x.shape[-1] else torch.cat([turned, x[..., 2 * pairs :]], -1)
+        fix = (
+            f"the tables must broadcast against the leading dimensions {tuple(want[:-1])} of x: (seq, P), or "
+            "(1 or batch, 1 or heads, seq, P). Is x (batch, seq, heads, head_dim)? Then transpose(1, 2) it first; "
+            "tables (batch, seq, P) need an axis for the heads: cos[:, None]"
+        )
+    raise ShapeError(f"{came}: {fix}")
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool) -> Tensor:
-    """The eager form: same numbers, least traffic."""
-    width = 2 * cos.shape[-1]
-    if not width:
+def _must_be_plain(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
+        or (
+            type(x) is not Tensor and type(x) is not torch.nn.Parameter
+        )  # fake, distributed, ...: may lack storage
+        or x.device.type not in ("cpu", "cuda")
+    )
+
+
+def _plain(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool) -> Tensor:
+    pairs, dtype = cos.shape[-1], _work(x.dtype)
+    cos, sin = cos.to(dtype), sin.to(dtype)
+    if inverse:
+        sin = -sin
+    y = x[..., : 2 * pairs].to(dtype)
+    a, b = y.split(pairs, -1) if pairing == "half" else y.unflatten(-1, (pairs, 2)).unbind(-1)
+    turned = (a * cos - b * sin, a * sin + b * cos)
+    y = (torch.cat(turned, -1) if pairing == "half" else torch.stack(turned, -1).flatten(-2)).to(x.dtype)
+    return y if 2 * pairs == x.shape[-1] else torch.cat((y, x[..., 2 * pairs :]), -1)
+
+
+class _Rotate(torch.autograd.Function):
+    """The gradient of a rotation is the rotation back, so that nothing but the tables is kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.pairing, ctx.inverse = pairing, inverse
+        return _eager(x, cos, sin, pairing, inverse)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        return rotate(grad, cos, sin, ctx.pairing, inverse=not ctx.inverse), None, None, None, None
+
+
+def _eager(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool) -> Tensor:
+    dtype, width = _work(x.dtype), 2 * cos.shape[-1]
+    if width == 0 or x.numel() == 0:
         return x.clone()
-    out = torch.empty_like(x)
-    if x.is_meta or not x.numel():
-        return out
+    if cos.dtype != dtype or sin.dtype != dtype:
+        cos, sin = cos.to(dtype), sin.to(dtype)
+    if pairing == "interleaved":
+        factors: tuple[Tensor, ...] = (_cis(cos, sin, inverse),)
+        if x.dtype == dtype and width == x.shape[-1]:
+            try:  # one pass; not if an offset or a stride of x is odd: then the ways below copy before they turn
+                return (x.view(_COMPLEX[dtype]) * factors[0]).view(dtype)
+            except RuntimeError:
+                pass
+    else:
+        factors = (cos, sin) if cos.stride(-1) == 1 else (cos.contiguous(), sin.contiguous())
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    blocks = (
+        -(-x.numel() // (_BLOCK * torch.get_num_threads())) if x.device.type == "cpu" and x.ndim > 1 else 1
+    )
+    if blocks > 1:
+        return _in_blocks(x, factors, width, inverse, -(-x.shape[-2] // blocks))
+    y = _lined_up(x[..., :width].to(dtype, copy=True))
+    _turn(y, factors, inverse)
+    y = y.to(x.dtype)
+    return y if width == x.shape[-1] else torch.cat((y, x[..., width:]), -1)
+
+
+def _cis(cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
+    """Return cos ± i sin: for large tables laid out side by side (as `tables` does if asked) a view."""
+    if (
+        cos.numel() > 1 << 12  # below, joining is cheaper than asking
+        and cos.stride() == sin.stride()
+        and cos.stride(-1) == 2
+        and sin.data_ptr() - cos.data_ptr() == cos.element_size()
+    ):
+        try:
+            cis = torch.view_as_complex(cos.as_strided((*cos.shape, 2), (*cos.stride(), 1)))
+            return cis.conj() if inverse else cis
+        except RuntimeError:  # side by side by accident, at an odd offset
+            pass
+    return torch.complex(cos, -sin if inverse else sin)
+
+
+def _turn(y: Tensor, factors: tuple[Tensor, ...], inverse: bool, spare: Tensor | None = None) -> None:
+    """Turn y in place: by (cis,) neighbouring channels, by (cos, sin) the halves."""
+    if len(factors) == 1:
+        y.view(_COMPLEX[y.dtype]).mul_(factors[0])
+        return
+    cos, sin = factors
+    a, b = y.split(cos.shape[-1], -1)
+    if inverse:  # to turn (a, b) by -φ is to turn (b, a) by φ
+        a, b = b, a
+    a_sin = torch.mul(a, sin, out=spare)
+    a.mul_(cos).addcmul_(b, sin, value=-1)
+    torch.addcmul(a_sin, b, cos, out=b)
+
+
+def _in_blocks(x: Tensor, factors: tuple[Tensor, ...], width: int, inverse: bool, tokens: int) -> Tensor:
+    """Turn ``tokens`` tokens of all heads at a time, so that what one pass wrote the next finds in the cache."""
+    out, dtype = torch.empty_like(x), _work(x.dtype)
     if width < x.shape[-1]:
         out[..., width:] = x[..., width:]
-        target, source = out[..., :width], x[..., :width]
-    else:
-        target, source = out, x
-    interleaved = pairing == "interleaved"
-    back = -sin if inverse else sin
-    first, second = (torch.complex(cos, back), back) if interleaved else (torch.cat([cos, cos], -1), back)
-    same = x.dtype == cos.dtype
-    tokens = x.shape[-2]
-    # One complex product passes over memory once and needs no cutting; everything else reads twice what it wrote.
-    step = tokens if interleaved and same else min(tokens, max(1, BLOCK * tokens // source.numel()))
-    # Half-precision inputs are widened into scratch that is allocated once: fresh pages cost more than the arithmetic.
-    scratch = [] if same else [cos.new_empty((*x.shape[:-2], step, width)) for _ in range(1 if interleaved else 2)]
-    for start in range(0, tokens, step):
-        there, here, one, two = target, source, first, second
-        if step < tokens:
-            there, here, one, two = (
-                t if t.shape[-2] == 1 else t[..., start : start + step, :] for t in (there, here, one, two)
-            )
-        buffers = [t[..., : here.shape[-2], :] for t in scratch]
-        if interleaved:
-            _turn_interleaved(there, here, one, *buffers)
-        else:
-            _turn_half(there, here, one, two, *buffers)
+    source, target = x[..., :width], out[..., :width]
+    factors = tuple(
+        f if f.ndim > 1 and f.shape[-2] == x.shape[-2] else _along(f, x.shape[-2]) for f in factors
+    )
+
+    if x.dtype == dtype and len(factors) == 2 and 8 * factors[0].numel() <= x.numel():
+        # From x to the result without a copy; worth a table of doubled cosines, as long as that is small.
+        cos, sin = factors
+        (a, b), (c, d) = source.split(width // 2, -1), target.split(width // 2, -1)
+        if inverse:
+            a, b, c, d = b, a, d, c
+        doubled = torch.cat((cos, cos), -1)
+        for x_, a_, b_, o_, c_, d_, cos_, sin_ in _blocks(tokens, source, a, b, target, c, d, doubled, sin):
+            torch.mul(x_, cos_, out=o_)
+            c_.addcmul_(b_, sin_, value=-1)
+            d_.addcmul_(a_, sin_)
+        return out
+
+    y = _lined_up(torch.empty_like(source[..., :tokens, :], dtype=dtype))
+    spare = torch.empty_like(y[..., : width // 2])
+    for x_, o_, *factors_ in _blocks(tokens, source, target, *factors):
+        if x_.shape[-2] < tokens:
+            y, spare = y[..., : x_.shape[-2], :], spare[..., : x_.shape[-2], :]
+        y.copy_(x_)
+        _turn(y, tuple(factors_), inverse, spare)
+        o_.copy_(y)
     return out
 
 
-def _turn_interleaved(out: Tensor, x: Tensor, factor: Tensor, wide: Tensor | None = None) -> None:
-    pairs = (factor.shape[-1], 2)
-    if wide is not None:
-        torch.view_as_complex(wide.copy_(x).unflatten(-1, pairs)).mul_(factor)
-        out.copy_(wide)
-        return
-    source, target = x.unflatten(-1, pairs), out.unflatten(-1, pairs)
-    if not _viewable(source):
-        source = source.contiguous()
-    if _viewable(target):
-        torch.mul(torch.view_as_complex(source), factor, out=torch.view_as_complex(target))
-    else:
-        target.copy_(torch.view_as_real(torch.view_as_complex(source) * factor))
+def _blocks(tokens: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(t.split(tokens, -2) for t in tensors), strict=True)
 
 
-def _turn_half(
-    out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, wide: Tensor | None = None, turned: Tensor | None = None
-) -> None:
-    pairs = sin.shape[-1]
-    source, target = (x, out) if wide is None or turned is None else (wide.copy_(x), turned)
-    torch.mul(source, cos, out=target)
-    target[..., :pairs].addcmul_(source[..., pairs:], sin, value=-1)
-    target[..., pairs:].addcmul_(source[..., :pairs], sin)
-    if target is not out:
-        out.copy_(target)
+def _along(table: Tensor, tokens: int) -> Tensor:
+    """Return a table that is the same for all tokens once more for each of them."""
+    return table.expand(*table.shape[:-2], tokens, table.shape[-1])
 
 
-def _viewable(x: Tensor) -> bool:
-    """Whether neighbouring channels are neighbours in memory, on even addresses."""
-    return x.stride(-1) == 1 and all(s % 2 == 0 for s in x.stride()[:-1]) and x.storage_offset() % 2 == 0
+def _lined_up(y: Tensor) -> Tensor:
+    """Return y with neighbouring channels next to each other in memory (a tensor that overlaps itself is laid out anew)."""
+    return y if y.stride(-1) == 1 else y.contiguous()
