@@ -109,9 +109,7 @@ def measure(length: int, rounds: int) -> dict[str, Any]:
     todo = cases(length)
     times = {
         "forward": interleaved({n: forward(c, q, k, v) for n, (c, _) in todo.items()}, rounds),
-        "forward+backward": interleaved(
-            {n: forward_backward(c, q, k, v, ps) for n, (c, ps) in todo.items()}, rounds
-        ),
+        "forward+backward": interleaved({n: forward_backward(c, q, k, v, ps) for n, (c, ps) in todo.items()}, rounds),
     }
     largest = {}
     for name, (call, _) in todo.items():
@@ -152,9 +150,7 @@ def decode(past: int, rounds: int) -> dict[str, dict[str, float]]:
         steps[f"{name} library"] = library
         steps[f"{name} by hand"] = by_hand(name, encoding, old, new, xs)
     seconds = interleaved(steps, rounds, warmup=20)
-    return {
-        name: {way: seconds[f"{name} {way}"] * 1e6 for way in ("library", "by hand")} for name in encodings()
-    }
+    return {name: {way: seconds[f"{name} {way}"] * 1e6 for way in ("library", "by hand")} for name in encodings()}
 
 
 def by_hand(
@@ -174,8 +170,7 @@ def by_hand(
             angles = past * frequencies
             turn = torch.polar(torch.ones_like(angles), angles)
             q, k = (
-                torch.view_as_real(torch.view_as_complex(t.unflatten(-1, (-1, 2))) * turn).flatten(-2)
-                for t in (q, k)
+                torch.view_as_real(torch.view_as_complex(t.unflatten(-1, (-1, 2))) * turn).flatten(-2) for t in (q, k)
             )
         elif name == "ALiBi":
             bias = slopes * torch.arange(-past, 1)
@@ -249,7 +244,9 @@ def main() -> int:
     if steps:
         print("\none decoding step against 2048 keys, microseconds\n")
         for name, t in steps.items():
-            print(f"  {name:8} library {t['library']:7.0f}   by hand {t['by hand']:7.0f}   x {t['library'] / t['by hand']:.2f}")
+            print(
+                f"  {name:8} library {t['library']:7.0f}   by hand {t['by hand']:7.0f}   x {t['library'] / t['by hand']:.2f}"
+            )
     print(f"\ntarget {TARGET} for {' and '.join(HELD_TO_TARGET)}: " + ("met" if not missed else "; ".join(missed)))
     return 1 if missed else 0
 

@@ -414,7 +414,6 @@ RECORDS: tuple[Record, ...] = (
             content_dependent=False,
             streamable=True,
             linear_attention=False,
-            real_positions=False,
             reduces_to=("nope when the table is zero",),
         ),
         factory="ropewalk.bias.t5:T5",
@@ -647,9 +646,9 @@ RECORDS: tuple[Record, ...] = (
         traits=Traits(
             relative=True,
             norm_preserving=False,  # q + u meets the keys
-            content_dependent=True,  # the distance term reads q
+            content_dependent=False,  # q as it is meets the sinusoids of the distance
             streamable=True,
-            linear_attention=False,
+            linear_attention=True,
         ),
         factory="ropewalk.bias.transformer_xl:TransformerXL",
         defaults={"head_dim": 32, "num_heads": 4},

@@ -88,14 +88,12 @@ def test_a_term_remembers_the_coordinates_it_saw(cuts, problem, in_chunks, agree
         Sequential(STRINGShifted(8, 3, 1), ALiBi(4), Scale(2.0)),
         Sequential(FoX(4, 5), rw.ContextualCoPE(8, 4), ALiBi(4)),
         Partial(RoPE(4), 4),
-        Sequential(Partial(PoPE(2, num_kv_heads=2), 2), RoPE(), ALiBi()),
-        Sequential(Partial(Sequential(Scale(2.0), RoPE(6)), 6), T5 := rw.T5(4)),
+        Sequential(Partial(PoPE(2, num_kv_heads=2), 2), RoPE(10), ALiBi()),
+        Sequential(Partial(Sequential(Scale(2.0), RoPE(6)), 6), rw.T5(4)),
     ],
     ids=lambda e: type(e).__name__ if isinstance(e, Encoding) else str(e),
 )
 def test_compositions_decode(encoding, cuts, problem, in_chunks, agree):
-    if isinstance(encoding, Sequential) and any(isinstance(e, RoPE) and e.head_dim is None for e in encoding):
-        encoding = Sequential(Partial(PoPE(2, num_kv_heads=2), 2), RoPE(10), ALiBi())
     p = problem()
     agree(in_chunks(encoding, p, cuts).detach(), dense(encoding, p))
 
@@ -187,7 +185,7 @@ def test_partial_sees_features_and_hidden_states(problem, in_chunks, agree):
     p, encoding = problem(), Partial(Sequential(FoX(4, 5), RoPE(4)), 4)
     want = dense(encoding, p)
     q, k = Partial(RoPE(4), 4).rotate(p.q, p.k)
-    agree(want, dense(encoding.encoding and Sequential(next(iter(encoding.encoding))), p.replace(q=q, k=k)))
+    agree(want, dense(next(iter(encoding.encoding)), p.replace(q=q, k=k)))
     for cuts in CUTS:
         agree(in_chunks(encoding, p, cuts).detach(), want)
 
@@ -289,9 +287,9 @@ def test_nested_per_heads(problem, in_chunks, agree):
     out = encoding(p)
     assert [leaf.heads for leaf in leaves(out)] == [(0, 8), (2, 8), (4, 8), (6, 8), (7, 8)]
     want = dense(encoding, p)
-    for i, leaf in enumerate(leaves(out)):
+    for leaf in leaves(out):
         stop = leaf.heads[0] + leaf.num_heads
-        agree(attend(leaf, "dense").detach(), want[:, leaf.heads[0] : stop], 1e-12), i
+        agree(attend(leaf, "dense").detach(), want[:, leaf.heads[0] : stop])
     for cuts in CUTS:
         agree(in_chunks(encoding, p, cuts).detach(), want)
     for cut in ((torch.tensor([1, 0]), torch.tensor([5, 2])), (torch.tensor([0]), torch.tensor([6]))):
@@ -301,7 +299,7 @@ def test_nested_per_heads(problem, in_chunks, agree):
 def test_two_per_heads_one_after_the_other(problem, agree):
     """Sequential(a, b) = b after a: the second deals out the heads of the *layer*, or refuses."""
     p = problem()
-    both = Sequential(PerHead([RoPE(8), NoPE()]), PerHead([ALiBi(2), NoPE()]))
+    both = Sequential(PerHead([RoPE(8), NoPE()]), PerHead([ALiBi(), NoPE()]))
     try:
         got = dense(both, p)
     except RopewalkError:
@@ -312,7 +310,7 @@ def test_two_per_heads_one_after_the_other(problem, agree):
 def test_a_per_head_of_an_encoded_problem(problem, agree):
     p = problem()
     try:
-        got = attend(PerHead([ALiBi(2), NoPE()])(PerHead([RoPE(8), NoPE()])(p)), "dense")
+        got = attend(PerHead([ALiBi(), NoPE()])(PerHead([RoPE(8), NoPE()])(p)), "dense")
     except RopewalkError:
         return
     agree(got, dense(PerHead([Sequential(RoPE(8), ALiBi(2)), NoPE()]), p))
@@ -515,7 +513,7 @@ def test_prints():
     shown = repr(Sequential(Partial(RoPE(4), 4), PerHead([NoPE(), ALiBi(3)], [1, 3])))
     assert "Partial(" in shown and "dims=4" in shown
     assert "sizes=[1, 3]" in shown
-    assert shown.count("\n") == 9 or "ALiBi(3)" in shown
+    assert "ALiBi(3)" in shown
 
 
 def test_raw_is_catching():

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import dropout as drop
 
 from ropewalk.backends.request import Backend, Request, Result
-from ropewalk.core.attention import Attention, Branch, Mask, Pointwise, Ref, Row, ValueTerm
+from ropewalk.core.attention import Attention, Branch, Linear, Mask, Pointwise, Ref, Row, ValueTerm
 from ropewalk.core.encoding import table_dtype
 
 
@@ -142,7 +142,12 @@ def _linear_weights(p: Attention, visible: Tensor | None, dtype: torch.dtype) ->
 
 def why_not(p: Attention, request: Request) -> str | None:
     """The reference knows every field; what it cannot give is said here."""
+    for term in p.terms:
+        if not isinstance(term, Pointwise | Row | ValueTerm):
+            return f"it does not know {type(term).__name__} terms"
     if p.kernel is not None:
+        if not isinstance(p.kernel, Linear):
+            return f"it does not know the kernel {type(p.kernel).__name__}"
         if p.terms or p.branches or p.product is not None or p.softcap is not None or p.sinks is not None:
             return "terms, branches, products, soft caps and sinks act on a softmax, and this is linear attention"
         if p.scale is not None or p.own_scale is not None:

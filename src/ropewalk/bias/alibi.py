@@ -10,7 +10,7 @@ from torch import Tensor
 from ropewalk.bias.slopes import alibi_slopes
 from ropewalk.core.attention import Pair
 from ropewalk.core.encoding import Bias
-from ropewalk.core.errors import ConfigError
+from ropewalk.core.errors import ConfigError, check_positive
 
 
 class ALiBi(Bias):
@@ -55,8 +55,7 @@ class ALiBi(Bias):
             if num_heads is not None and len(slopes) != num_heads:
                 raise ConfigError(f"{len(slopes)} slopes for num_heads={num_heads}")
             num_heads = len(slopes)
-        if num_heads is not None and (isinstance(num_heads, bool) or num_heads < 1):
-            raise ConfigError(f"num_heads is at least 1; got {num_heads!r}")
+        check_positive(num_heads=num_heads)
         self.num_heads = num_heads
         self.bidirectional = bidirectional
         self.slopes = None if slopes is None else tuple(float(s) for s in slopes)

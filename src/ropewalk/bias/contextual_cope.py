@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ropewalk.core.attention import Attention, Problem, Row
 from ropewalk.core.encoding import Encoding, State, full_precision
-from ropewalk.core.errors import ConfigError, NotCausal, ShapeError
+from ropewalk.core.errors import ConfigError, NotCausal, ShapeError, check_positive
 from ropewalk.core.positions import Tokens
 
 
@@ -52,8 +52,7 @@ class ContextualCoPE(Encoding):
         hidden_size: int | None = None,
     ) -> None:
         super().__init__()
-        if head_dim < 1 or npos_max < 1:
-            raise ConfigError(f"head_dim and npos_max are at least 1; got {head_dim}, {npos_max}")
+        check_positive(num_heads=num_heads, hidden_size=hidden_size, head_dim=head_dim, npos_max=npos_max)
         if gate not in ("keys", "sep_keys", "values"):
             raise ConfigError(f"gate is 'keys', 'sep_keys' or 'values'; got {gate!r}")
         if num_heads is None and (not heads_share or gate == "sep_keys"):

@@ -10,7 +10,7 @@ from torch.nn.functional import linear, logsigmoid
 
 from ropewalk.core.attention import Attention, Feature, Pair, Problem, low_rank
 from ropewalk.core.encoding import Encoding, State, full_precision
-from ropewalk.core.errors import ConfigError, NotCausal, ShapeError
+from ropewalk.core.errors import NeedsHiddenStates, NotCausal, ShapeError, check_positive
 
 
 class FoX(Encoding):
@@ -36,8 +36,7 @@ class FoX(Encoding):
 
     def __init__(self, num_heads: int, hidden_size: int, *, init_bias: float = 0.0) -> None:
         super().__init__()
-        if num_heads < 1 or hidden_size < 1:
-            raise ConfigError(f"num_heads and hidden_size are at least 1; got {num_heads}, {hidden_size}")
+        check_positive(num_heads=num_heads, hidden_size=hidden_size)
         self.num_heads = num_heads
         self.hidden_size = hidden_size
         self.weight = nn.Parameter(torch.empty(num_heads, hidden_size))
@@ -47,14 +46,18 @@ class FoX(Encoding):
     def observe(self, problem: Attention, state: State = None) -> tuple[Problem, State]:
         if not problem.causal:
             raise NotCausal("FoX sums gates from the key forward to the query; it is defined for causal attention only")
-        x = problem.hidden
+        where, x = problem.where, problem.hidden_kv  # the gates are the keys'; a query has the sum of its own key
         if x.shape[-1] != self.hidden_size:
             raise ShapeError(f"FoX was made for hidden_size {self.hidden_size} and x has {x.shape[-1]}")
+        if x.shape[1] != problem.k.shape[2]:
+            raise NeedsHiddenStates(
+                f"FoX sums a gate a key: {problem.k.shape[2]} keys and x for {x.shape[1]} of them; give x_kv= for all keys"
+            )
         weight, bias = problem.head_slice(self.weight), problem.head_slice(self.bias)
         with full_precision(x):
             gate = logsigmoid(linear(x.to(weight.dtype), weight, bias)).double()
-        gate = gate.transpose(1, 2)  # (B, H, S)
-        valid = problem.where.query.columns.get("valid")
+        gate = gate.transpose(1, 2)  # (B, H, K)
+        valid = where.key.columns.get("valid")
         if valid is not None:
             gate = gate * valid[:, None]  # padding forgets nothing
         total = gate.cumsum(-1)
@@ -62,7 +65,11 @@ class FoX(Encoding):
             total = total + state[..., None]
         after = total[..., -1] if total.shape[-1] else state
         total = total[..., None]
-        return problem.with_features(q={"sum": total}, k={"sum": total}), after
+        own = total
+        if not where.is_self:
+            index = where.index()[:, None, :, None]
+            own = total.gather(2, index.expand(*total.shape[:2], -1, 1))
+        return problem.with_features(q={"sum": own}, k={"sum": total}), after
 
     def rewrite(self, problem: Attention) -> Problem:
         u: Feature = problem.own("sum", centred=True)

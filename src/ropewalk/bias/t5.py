@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.core.encoding import Bias
-from ropewalk.core.errors import ConfigError
+from ropewalk.core.errors import ConfigError, check_positive
 
 
 class T5(Bias):
@@ -30,7 +30,8 @@ class T5(Bias):
         hidden_size: width of the model, whose inverse root is the standard deviation of the initial table (T5's rule);
             None: 0.02.
 
-    Shapes: weight (num_buckets, H), laid out as in T5 checkpoints; positions (b, S), in tokens.
+    Shapes: weight (num_buckets, H), laid out as in T5 checkpoints; positions (b, S), in tokens; a fraction of a distance counts
+    as its whole part.
 
     Source: Colin Raffel, Noam Shazeer, Adam Roberts, Katherine Lee, Sharan Narang, Michael Matena, Yanqi Zhou, Wei Li,
     Peter J. Liu. Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer. arXiv 1910.10683,
@@ -47,12 +48,10 @@ class T5(Bias):
         hidden_size: int | None = None,
     ) -> None:
         super().__init__()
+        check_positive(num_heads=num_heads, num_buckets=num_buckets, hidden_size=hidden_size)
         exact = num_buckets // (4 if bidirectional else 2)
-        if num_heads < 1 or exact < 1 or num_buckets % (4 if bidirectional else 2):
-            raise ConfigError(
-                f"num_heads={num_heads}, num_buckets={num_buckets}: heads are at least 1, and buckets a multiple of "
-                f"{4 if bidirectional else 2}"
-            )
+        if exact < 1 or num_buckets % (4 if bidirectional else 2):
+            raise ConfigError(f"num_buckets={num_buckets} is to be a multiple of {4 if bidirectional else 2}")
         if max_distance <= exact:
             raise ConfigError(f"max_distance={max_distance} must exceed the {exact} distances with their own bucket")
         self.num_heads, self.num_buckets, self.max_distance = num_heads, num_buckets, max_distance

@@ -11,7 +11,7 @@ from ropewalk.bias.randomized_alibi import check_reach
 from ropewalk.coordinates.randomized import OrderedSample, Scope
 from ropewalk.core.attention import Attention, Pointwise, Problem
 from ropewalk.core.encoding import Encoding, check_axes, full_precision, table_dtype
-from ropewalk.core.errors import CannotCompose, ConfigError, ShapeError
+from ropewalk.core.errors import CannotCompose, ConfigError, ShapeError, check_positive
 from ropewalk.core.positions import Positions, Tokens
 from ropewalk.frequencies.spectrum import check_base
 
@@ -38,7 +38,8 @@ class TransformerXL(Encoding):
     def __init__(self, num_heads: int, head_dim: int, *, base: float = 10_000.0) -> None:
         super().__init__()
         check_base(base)
-        if num_heads < 1 or head_dim < 1 or (num_heads * head_dim) % 2:
+        check_positive(num_heads=num_heads, head_dim=head_dim)
+        if (num_heads * head_dim) % 2:
             raise ConfigError(f"num_heads={num_heads} times head_dim={head_dim} is an even width of sinusoids")
         self.num_heads, self.head_dim, self.base = num_heads, head_dim, float(base)
         width = num_heads * head_dim

@@ -242,6 +242,13 @@ class PerHead(Encoding):
     def move(self, problem: Problem, tokens: Tokens) -> Problem:  # type: ignore[override]
         return self._each(cast("Parts", problem), lambda i, child, p: move(child, p, tokens))
 
+    def embed(self, x: Tensor, positions: Positions | None = None, at: Chain = ()) -> Tensor:
+        if any(child.embed(x, positions, at) is not x for child in self):
+            raise CannotCompose(
+                "embeddings come before there are heads; put the encoding that acts on them outside PerHead"
+            )
+        return x
+
     def layer(self, index: int) -> PerHead:
         return PerHead([child.layer(index) for child in self], self.sizes)
 

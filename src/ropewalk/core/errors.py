@@ -74,3 +74,10 @@ def suggest(name: str, choices: Iterable[str]) -> str:
     """Return a sentence with the nearest of the choices (with a leading space), or an empty string."""
     near = difflib.get_close_matches(str(name).lower(), list(choices), n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def check_positive(**counts: int | None) -> None:
+    """Check whole numbers that are at least 1, by name; None is a number not given."""
+    for name, count in counts.items():
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ConfigError(f"{name} is a whole number, at least 1; got {count!r}")

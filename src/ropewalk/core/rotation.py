@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -46,8 +46,8 @@ _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 def check_pairing(pairing: str) -> Pairing:
     """Return ``pairing``, or raise a `ConfigError` that names the likely one."""
-    if pairing == "interleaved" or pairing == "half":
-        return pairing
+    if pairing in ("interleaved", "half"):
+        return cast(Pairing, pairing)
     known = {alias: name for name, aliases in _ALIASES.items() for alias in (name, *aliases)}
     meant = known.get(str(pairing).lower())
     hint = f" Did you mean {meant!r}?" if meant else suggest(pairing, _ALIASES)
@@ -97,7 +97,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, *, inverse: bo
     Args:
         x: (batch, heads, seq, head_dim), or any number of leading dimensions, with any strides. bf16 and fp16 are
             turned in float32 and rounded once; float64 is turned in float64 whatever the tables are.
-        cos, sin: (1 or batch, 1 or heads, seq, P), broadcastable against the leading dimensions of x.
+        cos: (1 or batch, 1 or heads, seq, P), broadcastable against the leading dimensions of x.
+        sin: likewise.
         pairing: "interleaved" (channels 2i, 2i+1) or "half" (channels i, i+P).
         inverse: turn by −φ.
 
@@ -151,13 +152,11 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> None:
 def _must_be_plain(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined]
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
-        or (
-            type(x) is not Tensor and type(x) is not torch.nn.Parameter
-        )  # fake, distributed, ...: may lack storage
+        or (type(x) is not Tensor and type(x) is not torch.nn.Parameter)  # fake, distributed, ...: may lack storage
         or x.device.type not in ("cpu", "cuda")
     )
 
@@ -184,7 +183,7 @@ class _Rotate(torch.autograd.Function):
         return _eager(x, cos, sin, pairing, inverse)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         cos, sin = ctx.saved_tensors
         return rotate(grad, cos, sin, ctx.pairing, inverse=not ctx.inverse), None, None, None, None
 
@@ -206,9 +205,7 @@ def _eager(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool)
         factors = (cos, sin) if cos.stride(-1) == 1 else (cos.contiguous(), sin.contiguous())
     if x.stride(-1) != 1:
         x = x.contiguous()
-    blocks = (
-        -(-x.numel() // (_BLOCK * torch.get_num_threads())) if x.device.type == "cpu" and x.ndim > 1 else 1
-    )
+    blocks = -(-x.numel() // (_BLOCK * torch.get_num_threads())) if x.device.type == "cpu" and x.ndim > 1 else 1
     if blocks > 1:
         return _in_blocks(x, factors, width, inverse, -(-x.shape[-2] // blocks))
     y = _lined_up(x[..., :width].to(dtype, copy=True))
@@ -253,9 +250,7 @@ def _in_blocks(x: Tensor, factors: tuple[Tensor, ...], width: int, inverse: bool
     if width < x.shape[-1]:
         out[..., width:] = x[..., width:]
     source, target = x[..., :width], out[..., :width]
-    factors = tuple(
-        f if f.ndim > 1 and f.shape[-2] == x.shape[-2] else _along(f, x.shape[-2]) for f in factors
-    )
+    factors = tuple(f if f.ndim > 1 and f.shape[-2] == x.shape[-2] else _along(f, x.shape[-2]) for f in factors)
 
     if x.dtype == dtype and len(factors) == 2 and 8 * factors[0].numel() <= x.numel():
         # From x to the result without a copy; worth a table of doubled cosines, as long as that is small.
@@ -291,5 +286,12 @@ def _along(table: Tensor, tokens: int) -> Tensor:
 
 
 def _lined_up(y: Tensor) -> Tensor:
-    """Return y with neighbouring channels next to each other in memory (a tensor that overlaps itself is laid out anew)."""
-    return y if y.stride(-1) == 1 else y.contiguous()
+    """Return y with neighbouring channels next to each other at even offsets, as complex numbers want them.
+
+    Results inherit their order in memory from x; only where x overlaps itself, or has odd strides along axes of
+    length one, must they be laid out anew.
+    """
+    *strides, last = y.stride()
+    if last == 1 and not any(stride % 2 for stride in strides):
+        return y
+    return y.clone(memory_format=torch.contiguous_format)

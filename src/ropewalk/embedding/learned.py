@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ropewalk.core.encoding import Embedding
-from ropewalk.core.errors import ConfigError, PositionError, ShapeError
+from ropewalk.core.errors import PositionError, ShapeError, check_positive
 
 
 class LearnedAbsolute(Embedding):
@@ -28,8 +28,7 @@ class LearnedAbsolute(Embedding):
 
     def __init__(self, max_length: int, hidden_size: int) -> None:
         super().__init__()
-        if max_length < 1 or hidden_size < 1:
-            raise ConfigError(f"max_length and hidden_size are at least 1; got {max_length}, {hidden_size}")
+        check_positive(max_length=max_length, hidden_size=hidden_size)
         self.max_length, self.hidden_size = max_length, hidden_size
         self.weight = nn.Parameter(torch.empty(max_length, hidden_size))
         nn.init.normal_(self.weight, std=0.02)

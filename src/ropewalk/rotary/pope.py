@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from ropewalk.core import rotation
 from ropewalk.core.attention import Attention, Problem
 from ropewalk.core.encoding import Encoding, check_axes, table_dtype
-from ropewalk.core.errors import ConfigError, ShapeError
+from ropewalk.core.errors import ConfigError, ShapeError, check_positive
 from ropewalk.core.positions import Tokens
 from ropewalk.frequencies.spectrum import check_base
 
@@ -57,12 +57,13 @@ class PoPE(Encoding):
     ) -> None:
         super().__init__()
         check_base(base)
-        if head_dim < 1 or (axes is not None and (axes < 1 or head_dim % axes)):
-            raise ConfigError(f"head_dim={head_dim} is at least 1 and shared out evenly over axes={axes}")
+        check_positive(head_dim=head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, axes=axes)
+        if axes is not None and head_dim % axes:
+            raise ConfigError(f"head_dim={head_dim} channels are not shared out evenly over axes={axes}")
         if phase not in ("zero", "uniform", "none"):
             raise ConfigError(f"phase is 'zero', 'uniform' or 'none'; got {phase!r}")
         heads = num_kv_heads if num_kv_heads is not None else num_heads
-        if phase != "none" and (heads is None or heads < 1):
+        if phase != "none" and heads is None:
             raise ConfigError(
                 "PoPE learns a phase for each key head: give num_kv_heads (or num_heads), or phase='none'"
             )

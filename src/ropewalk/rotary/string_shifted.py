@@ -8,7 +8,7 @@ from torch import Tensor
 from ropewalk.coordinates.scale import Shift
 from ropewalk.core.attention import Attention, Branch, Mask, Problem, Product
 from ropewalk.core.encoding import table_dtype
-from ropewalk.core.errors import CannotCompose, ConfigError
+from ropewalk.core.errors import CannotCompose, ConfigError, NotCausal
 from ropewalk.core.rotation import Pairing
 from ropewalk.frequencies.spectrum import Spectrum
 from ropewalk.rotary.rope import RoPE
@@ -30,6 +30,10 @@ class STRINGShifted(RoPE):
         attention_factor: cos and sin are multiplied by it; the released Hugging Face path has 0.1 ln 2 + 1.
         bug_compatible: count the key at distance exactly S twice, as the released prefill does. Its decoding does not, so
             this form refuses a cache.
+
+    Raises:
+        ConfigError: local outside 1 ... shift.
+        NotCausal: the problem is not causal.
 
     Source: Chenxin An, Jun Zhang, Ming Zhong, Lei Li, Shansan Gong, Yao Luo, Jingjing Xu, Lingpeng Kong. Why Does the
     Effective Context Length of LLMs Fall Short? arXiv 2410.18745, 2024.
@@ -67,6 +71,8 @@ class STRINGShifted(RoPE):
     def rewrite(self, problem: Attention) -> Problem:
         if problem.branches or problem.product is not None:
             raise CannotCompose("STRING makes two scores of one dot product; the problem has several already")
+        if not problem.causal:
+            raise NotCausal("STRING shifts distances to earlier keys; it is defined for causal attention only")
         near = super().rewrite(problem)
         if self.shift == 0:
             return near
