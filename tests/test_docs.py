@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,8 @@ def test_the_quickstart_runs(capsys):
     exec(compile((ROOT / "examples" / "quickstart.py").read_text(), "quickstart.py", "exec"), space)
     space["main"]()
     assert "decoding differs" in capsys.readouterr().out
+
+
+def test_the_page_of_encodings_is_what_the_catalog_says():
+    run = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr

@@ -150,3 +150,14 @@ def test_refusals():
         fox()(with_x().replace(causal=False))
     with pytest.raises(rw.ShapeError):
         rw.ALiBi(8)(problem(h=4))
+
+
+def test_learned_slopes_start_as_published_and_learn():
+    q = torch.randn(1, 3, 7, 4, dtype=torch.float64)
+    learned, plain = rw.ALiBi(3, learned=True), rw.ALiBi(3)
+    out = rw.attend(learned(rw.Attention(q, q, q)))
+    torch.testing.assert_close(out, rw.attend(plain(rw.Attention(q, q, q))), rtol=0, atol=1e-7)
+    out.square().sum().backward()
+    assert learned.log_slope.grad.abs().min() > 0
+    with pytest.raises(rw.ConfigError, match="give num_heads"):
+        rw.ALiBi(learned=True)

@@ -21,6 +21,7 @@ from reference import (
 )
 
 import ropewalk as rw
+from ropewalk import RandomizedPositions
 from ropewalk.bias.transformer_xl import RandomizedRelative
 from ropewalk.embedding.randomized import randomized_learned, randomized_sinusoidal
 from ropewalk.rotary.randomized_rope import randomized_rope
@@ -110,12 +111,19 @@ def test_golden_causal_relative():
     n = p.q.shape[2]
     seen = triangle(n)
     close(logits(made(p)), plain.outputs["logits_unscaled"], SINGLE, where=seen)
-    # The quirk itself, which the library leaves out, by what the library has: places the file's numbers.
-    i = torch.arange(n)
-    keys = (made.sinusoids(n - 1 - (i[:, None] - i).clamp(min=0)) @ made.weight).unflatten(-1, (2, 4))
-    content = (p.q + made.u[:, None]) @ p.k.transpose(-1, -2)
-    got = content + torch.einsum("bhid,ijhd->bhij", p.q + made.v[:, None], keys)
-    close(got, quirky.outputs["logits_unscaled"], SINGLE, where=seen)
+    made.bug_compatible = True
+    close(logits(made(p)), quirky.outputs["logits_unscaled"], SINGLE, where=seen)
+    with pytest.raises(rw.Refusal, match="changes with the number of keys"):
+        rw.KVCache(made)
+
+
+def test_a_generator_decides_the_draws():
+    def draw(seed):
+        positions = RandomizedPositions(500).draw(rw.Positions.arange(6), torch.Generator().manual_seed(seed))
+        return positions.query.sequence["randomized"]
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
 
 
 # ---- a sample of everything is none ----------------------------------------------------------------------------------

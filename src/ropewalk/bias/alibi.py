@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropewalk.bias.slopes import alibi_slopes
 from ropewalk.core.attention import Pair
@@ -24,6 +24,7 @@ class ALiBi(Bias):
         bidirectional: penalise |i − j| rather than i − j. The causal form is a sum of products and runs on fused
             kernels without an S x S bias; this one is not.
         slopes: other slopes, one a head, instead of the published ones.
+        learned: learn the logarithms of the slopes, from these values on.
         past_discount: taken off the distance of keys before the query, bidirectional only, so that a head can tell left
             from right (0.5 in arXiv 2305.16843).
         future_discount: the same for keys after the query.
@@ -45,6 +46,7 @@ class ALiBi(Bias):
         *,
         bidirectional: bool = False,
         slopes: Sequence[float] | None = None,
+        learned: bool = False,
         past_discount: float = 0.0,
         future_discount: float = 0.0,
     ) -> None:
@@ -59,7 +61,12 @@ class ALiBi(Bias):
         self.num_heads = num_heads
         self.bidirectional = bidirectional
         self.slopes = None if slopes is None else tuple(float(s) for s in slopes)
-        if num_heads is not None:
+        self.log_slope: nn.Parameter | None = None
+        if learned:
+            if num_heads is None or min(self._slope()) <= 0:
+                raise ConfigError("learned slopes are positive, one a head: give num_heads, or positive slopes")
+            self.log_slope = nn.Parameter(self._slope().log().float())
+        elif num_heads is not None:
             self.derive("slope", self._slope)
         self.past_discount, self.future_discount = float(past_discount), float(future_discount)
 
@@ -74,6 +81,8 @@ class ALiBi(Bias):
         return alibi_slopes(self.num_heads)
 
     def per_head(self, num_heads: int) -> dict[str, Tensor]:
+        if self.log_slope is not None:
+            return {"slope": self.log_slope.double().exp()}
         return {"slope": alibi_slopes(num_heads) if self.num_heads is None else self.exact("slope", self.slope.device)}
 
     def bias(self, i: Tensor, j: Tensor, slope: Tensor) -> Tensor:

@@ -53,8 +53,8 @@ class RandomizedALiBi(Encoding):
             1, span, None if max_length is None else max(max_length - 1, 1), scope, seed, "distances"
         )
 
-    def draw(self, positions: Positions) -> Positions:
-        return self._sample.draw(positions, 2 if self.both_sides else 1)
+    def draw(self, positions: Positions, generator: torch.Generator | None = None) -> Positions:
+        return self._sample.draw(positions, generator, 2 if self.both_sides else 1)
 
     def layer(self, index: int) -> RandomizedALiBi:
         if self.scope != "per_layer":

@@ -26,6 +26,8 @@ class TransformerXL(Encoding):
         num_heads: query heads H of the layer.
         head_dim: width d of a head; D = H · d is the width of the sinusoids, even.
         base: of the sinusoids.
+        bug_compatible: the released causal path of arXiv 2305.16843 counts offsets from the end: −r gets e(n − 1 − r) with n
+            the number of keys. It changes with n, so this form refuses a cache.
 
     Shapes: u (H, d), v (H, d), weight (D, D), applied as e @ weight and cut into heads; positions (b, S), integer or real.
 
@@ -35,13 +37,14 @@ class TransformerXL(Encoding):
 
     freqs: Tensor
 
-    def __init__(self, num_heads: int, head_dim: int, *, base: float = 10_000.0) -> None:
+    def __init__(self, num_heads: int, head_dim: int, *, base: float = 10_000.0, bug_compatible: bool = False) -> None:
         super().__init__()
         check_base(base)
         check_positive(num_heads=num_heads, head_dim=head_dim)
         if (num_heads * head_dim) % 2:
             raise ConfigError(f"num_heads={num_heads} times head_dim={head_dim} is an even width of sinusoids")
         self.num_heads, self.head_dim, self.base = num_heads, head_dim, float(base)
+        self.bug_compatible = bug_compatible
         width = num_heads * head_dim
         self.u = nn.Parameter(0.02 * torch.randn(num_heads, head_dim))
         self.v = nn.Parameter(0.02 * torch.randn(num_heads, head_dim))
@@ -52,6 +55,9 @@ class TransformerXL(Encoding):
         width = self.num_heads * self.head_dim
         c = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
         return torch.tensor(self.base, dtype=torch.float64, device="cpu") ** (-c / width)
+
+    def why_not_cached(self) -> str | None:
+        return "the released causal path changes with the number of keys" if self.bug_compatible else None
 
     def sinusoids(self, position: Tensor) -> Tensor:
         """Return e(position), (..., D) float64."""
@@ -81,7 +87,9 @@ class TransformerXL(Encoding):
         p = problem
         self._check(p)
         a, b = self._gathered(p).chunk(2, -1)  # of sin and of cos
-        at_q, at_k = (self.sinusoids(t.coordinates(p.at))[:, None].to(a.dtype) for t in (p.where.query, p.where.key))
+        quirk = p.k.shape[2] - 1 if self.bug_compatible and p.causal else 0
+        at_q = self.sinusoids(p.where.query.coordinates(p.at))[:, None].to(a.dtype)
+        at_k = self.sinusoids(p.where.key.coordinates(p.at) + quirk)[:, None].to(a.dtype)
         sin, cos = at_q.chunk(2, -1)
         # a sin ω(j − i) + b cos ω(j − i), sorted by sin ωj and cos ωj.
         turned = torch.cat([a * cos + b * sin, b * cos - a * sin], -1)
@@ -129,14 +137,17 @@ class RandomizedRelative(TransformerXL):
         seed: int | None = None,
         bug_compatible: bool = False,
     ) -> None:
-        super().__init__(num_heads, head_dim, base=base)
-        self.span, self.max_length, self.both_sides, self.bug_compatible = span, max_length, both_sides, bug_compatible
+        super().__init__(num_heads, head_dim, base=base, bug_compatible=bug_compatible)
+        self.span, self.max_length, self.both_sides = span, max_length, both_sides
         self._sample = OrderedSample(
             1, span, None if max_length is None else max(max_length - 1, 1), scope, seed, "distances"
         )
 
-    def draw(self, positions: Positions) -> Positions:
-        return self._sample.draw(positions, 2 if self.both_sides else 1)
+    def why_not_cached(self) -> str | None:
+        return None  # its released quirk is the same for every length
+
+    def draw(self, positions: Positions, generator: torch.Generator | None = None) -> Positions:
+        return self._sample.draw(positions, generator, 2 if self.both_sides else 1)
 
     def layer(self, index: int) -> Encoding:
         made = super().layer(index)

@@ -48,18 +48,18 @@ class OrderedSample:
         """Name under which the sample travels: layers share it unless each draws its own."""
         return f"{self.name}.{self.layer}" if self.scope == "per_layer" else self.name
 
-    def draw(self, positions: Positions, tables: int = 1) -> Positions:
+    def draw(self, positions: Positions, generator: torch.Generator | None, tables: int = 1) -> Positions:
         """Add the sample (or several tables) to the facts of both sides, which share it, unless it is there."""
         facts = {}
         for number in range(tables):
             fact = f"{self.fact}.{number}" if number else self.fact
             known = [t.sequence[fact] for t in (positions.key, positions.query) if fact in t.sequence]
-            facts[fact] = known[0] if known else self._sample(positions, number)
+            facts[fact] = known[0] if known else self._sample(positions, generator, number)
         if all(fact in t.sequence for t in (positions.key, positions.query) for fact in facts):
             return positions
         return positions.map_sides(lambda t: t.with_sequence(**facts))
 
-    def _sample(self, positions: Positions, number: int) -> Tensor:
+    def _sample(self, positions: Positions, generator: torch.Generator | None, number: int) -> Tensor:
         n = self.max_length
         if n is None:
             longest = max(_longest(positions.key), _longest(positions.query))
@@ -69,8 +69,7 @@ class OrderedSample:
                     f"a sequence of {longest} tokens cannot have different positions below span={self.span}; give a larger span"
                 )
         rows = max(positions.key.batch, positions.query.batch) if self.scope == "per_example" else 1
-        generator = None
-        if self.seed is not None:
+        if generator is None and self.seed is not None:
             layer = self.layer if self.scope == "per_layer" else 0
             generator = torch.Generator().manual_seed(1_000_003 * self.seed + 1_009 * layer + number)
         keys = torch.rand(rows, self.span - self.low, generator=generator, dtype=torch.float64)
@@ -99,7 +98,7 @@ class RandomizedPositions(Coordinates):
             sequence, as published; then a cache cannot go beyond the first chunk.
         scope: "per_forward" (one sample for all layers), "per_layer" (each layer of ``encoding.layer(i)`` its own), or
             "per_example" (each row of ``Positions.arange(n, batch=B)`` its own).
-        seed: of the draws; None: torch's global generator.
+        seed: of the draws; None: torch's global generator, or the one given to `draw`.
         fixed: given positions instead of a sample, rising, or "even": round(linspace(0, L − 1, max_length)).
 
     Raises:
@@ -134,9 +133,9 @@ class RandomizedPositions(Coordinates):
         self.index = 0
         self._sample = OrderedSample(0, span, max_length, scope, seed, "randomized")
 
-    def draw(self, positions: Positions) -> Positions:
+    def draw(self, positions: Positions, generator: torch.Generator | None = None) -> Positions:
         """Draw the sample into the positions, unless they carry one."""
-        return positions if self.fixed is not None else self._sample.draw(positions)
+        return positions if self.fixed is not None else self._sample.draw(positions, generator)
 
     def layer(self, index: int) -> RandomizedPositions:
         if self.scope != "per_layer":

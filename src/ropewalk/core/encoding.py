@@ -68,11 +68,11 @@ class Encoding(nn.Module):
             "encode the edited sequence anew"
         )
 
-    def draw(self, positions: Positions) -> Positions:
+    def draw(self, positions: Positions, generator: torch.Generator | None = None) -> Positions:
         """Add random facts that the positions do not carry yet."""
         for child in self.children():
             if isinstance(child, Encoding):
-                positions = child.draw(positions)
+                positions = child.draw(positions, generator)
         return positions
 
     def embed(self, x: Tensor, positions: Positions | None = None, at: Chain = ()) -> Tensor:
@@ -247,11 +247,6 @@ def move(encoding: Encoding, problem: Problem, tokens: Tokens) -> Problem:
     if isinstance(problem, Parts) and _alike(encoding, problem):
         return problem.map(lambda p: move(encoding, p, tokens))
     return encoding.move(problem, tokens)  # type: ignore[arg-type]
-
-
-def draw(encoding: Encoding, positions: Positions) -> Positions:
-    """Add to positions what an encoding (or a list of them, one a layer) draws at random."""
-    return encoding.draw(positions)
 
 
 @contextlib.contextmanager
