@@ -223,7 +223,7 @@ def main() -> int:
         return 0
     again = [sys.executable, __file__, "--unflushed-only", "--lengths", args.lengths, "--rounds", str(args.rounds)]
     again += ["--threads", str(torch.get_num_threads())]
-    unflushed = json.loads(subprocess.run(again, check=True, capture_output=True, text=True).stdout)
+    unflushed = json.loads(subprocess.run(again, check=True, stdout=subprocess.PIPE, text=True).stdout)
     steps = {} if args.no_decode else decode(2048, 40 * args.rounds)
     missed = [
         f"{name} {mode} S={r['length']}: {r['ratio'][mode][name]:.2f}"

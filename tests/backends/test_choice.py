@@ -79,7 +79,7 @@ def test_who_was_asked_for_and_cannot_says_why_and_who_can():
     assert "'sdpa'" in said
     assert "a Row term needs the whole row" in said
     assert said.endswith("Able to: dense")
-    with pytest.raises(rw.BackendError, match="weights were asked for.*Able to: dense"):
+    with pytest.raises(rw.BackendError, match=r"weights were asked for.*Able to: dense"):
         rw.attend(problem(), "sdpa", return_weights=True)
 
 

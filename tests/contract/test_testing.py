@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
+import pkgutil
+import sys
 
 import pytest
 import torch
@@ -528,9 +532,31 @@ class AnySize(RoPE):
         self.num_heads = num_heads
 
 
+class LateSize(AnySize):
+    """Takes any number of heads, and complains when it sees other ones."""
+
+    def rewrite(self, problem):
+        if problem.num_heads != self.num_heads:
+            raise ConfigError(f"made for {self.num_heads} heads, and the problem has {problem.num_heads}")
+        return super().rewrite(problem)
+
+
+class LateBareSize(AnySize):
+    """The same, without an error of its own."""
+
+    def rewrite(self, problem):
+        scale = torch.ones(1, self.num_heads, 1, 1)
+        return super().rewrite(problem.map_queries(lambda q: q * scale))
+
+
 def test_errors():
     breaks(BareErrors, "errors")
+
+
+def test_sizes_are_refused_when_made_or_first_used():
     breaks(AnySize, "sizes")
+    breaks(LateBareSize, "sizes")
+    assert testing.check_encoding(LateSize, checks=["sizes"]) == {}
 
 
 class Moves(RoPE):
@@ -595,11 +621,16 @@ def test_streaming():
     breaks(Streams, "decoding", traits=OPEN)
 
 
+def test_every_check_is_run():
+    """Each function of the package that is named as a check has its place in the order."""
+    modules = [importlib.import_module(m.name) for m in pkgutil.iter_modules(testing.__path__, "ropewalk.testing.")]
+    written = {f for m in modules for name, f in vars(m).items() if name.startswith("check_")}
+    assert written == set(testing.CHECKS.values())
+    assert set(testing.CHECKS) >= testing.SLOW
+
+
 def test_every_check_was_seen_to_fail():
     """Each check is named in a `breaks` of this file."""
-    import inspect
-    import sys
-
     source = inspect.getsource(sys.modules[__name__])
     calls = " ".join(line for line in source.splitlines() if line.strip().startswith("breaks("))
     named = {name for name in testing.checks() if f'"{name}"' in calls}

@@ -77,16 +77,22 @@ def test_shapes(change, said):
 
 @pytest.mark.parametrize(
     "change",
-    [{"window": 0}, {"window": True}, {"window": -3}, {"window": 2.5}, {"softcap": 0.0}, {"softcap": -1.0}, {"softcap": float("nan")}],
+    [
+        {"window": 0},
+        {"window": True},
+        {"window": -3},
+        {"window": 2.5},
+        {"softcap": 0.0},
+        {"softcap": -1.0},
+        {"softcap": float("nan")},
+    ],
 )
 def test_numbers(change):
     with pytest.raises(ConfigError, match=next(iter(change))):
         Attention(**GOOD, **change)
 
 
-@pytest.mark.parametrize(
-    "mask", [(5, 5), (1, 1, 5, 5), (2, 1, 5, 5), (1, 4, 5, 5), (2, 4, 5, 5)], ids=str
-)
+@pytest.mark.parametrize("mask", [(5, 5), (1, 1, 5, 5), (2, 1, 5, 5), (1, 4, 5, 5), (2, 4, 5, 5)], ids=str)
 def test_good_masks(mask):
     p = Attention(**GOOD, mask=torch.ones(mask, dtype=torch.bool))
     assert attend(p, "dense").shape == (2, 4, 5, 6)
@@ -149,7 +155,9 @@ def test_cross_attention(rand, agree):
     p = Attention(q, k, v, Positions(q=torch.tensor([7, 9, 4]), k=torch.arange(6)), causal=False)
     out = attend(RoPE(8)(p), "dense")
     each = [
-        attend(RoPE(8)(Attention(q[:, :, i : i + 1], k, v, p.where.take_queries(torch.tensor([i])), causal=False)), "dense")
+        attend(
+            RoPE(8)(Attention(q[:, :, i : i + 1], k, v, p.where.take_queries(torch.tensor([i])), causal=False)), "dense"
+        )
         for i in range(3)
     ]
     agree(torch.cat(each, 2), out)
@@ -157,7 +165,9 @@ def test_cross_attention(rand, agree):
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 0), (0, 4), (3, 0)])
-@pytest.mark.parametrize("encoding", [RoPE(8), ALiBi(4), Sequential(RoPE(8), FoX(4, 5)), PerHead([RoPE(8), ALiBi()])], ids=str)
+@pytest.mark.parametrize(
+    "encoding", [RoPE(8), ALiBi(4), Sequential(RoPE(8), FoX(4, 5)), PerHead([RoPE(8), ALiBi()])], ids=str
+)
 def test_empty(n, m, encoding):
     q, k = zeros(2, 4, n, 8), zeros(2, 2, m, 8)
     fox = isinstance(encoding, Sequential)
@@ -250,7 +260,9 @@ def test_problems_are_values(problem):
 
 
 def test_masks_replace_by_name(problem):
-    p = problem(positions=Positions.arange(7, document_ids=torch.tensor([0, 0, 0, 1, 1, 1, 1]), valid=torch.ones(7).bool()))
+    p = problem(
+        positions=Positions.arange(7, document_ids=torch.tensor([0, 0, 0, 1, 1, 1, 1]), valid=torch.ones(7).bool())
+    )
     assert [m.name for m in p.all_masks()] == ["causal", "documents", "valid"]
     wide = Mask("documents", lambda i, j: (i == j) | (j == 0), (Column("document"),), (Column("document"),))
     q = p.with_mask(wide)
@@ -298,7 +310,11 @@ def fat(problem):
     p = Sequential(RoPE(8), ALiBi(4), FoX(4, 5))(p)
     p = p.with_features(q={"out": p.q[..., :1]})
     p = p.finish_with(lambda o, g: o * g.sigmoid(), p.own("out"))
-    weigh = ValueTerm(lambda w, j: w @ j.transpose(-1, -2).transpose(-1, -2).to(w.dtype).expand(*w.shape[:2], -1, 1), (), (Coordinate(),))
+    weigh = ValueTerm(
+        lambda w, j: w @ j.transpose(-1, -2).transpose(-1, -2).to(w.dtype).expand(*w.shape[:2], -1, 1),
+        (),
+        (Coordinate(),),
+    )
     row = Row(lambda s, seen, z: s + z * seen, (p.own("out"),))
     return p.add(weigh, row)
 
@@ -316,9 +332,7 @@ def test_rows_and_queries_commute_with_attend(problem, agree):
     agree(attend(twice, "dense").detach(), whole[:, :, [5, 1]])
 
 
-@pytest.mark.parametrize(
-    ("start", "stop"), [(0, 4), (0, 2), (2, 4), (0, 1), (1, 2), (3, 4), (1, 3), (0, 3), (1, 4)]
-)
+@pytest.mark.parametrize(("start", "stop"), [(0, 4), (0, 2), (2, 4), (0, 1), (1, 2), (3, 4), (1, 3), (0, 3), (1, 4)])
 def test_heads_commute_with_attend(start, stop, problem, agree):
     p = fat(problem)
     got = attend(p.select_heads(start, stop), "dense").detach()
@@ -399,7 +413,9 @@ def test_reading(problem):
 
 
 def test_centring_subtracts_the_same_from_both_sides(problem):
-    p = problem().with_features(q={"u": torch.arange(7.0).view(1, 1, 7, 1)}, k={"u": torch.arange(7.0).view(1, 1, 7, 1)})
+    p = problem().with_features(
+        q={"u": torch.arange(7.0).view(1, 1, 7, 1)}, k={"u": torch.arange(7.0).view(1, 1, 7, 1)}
+    )
     u = p.located().own("u", centred=True)
     q, k = p.read(u, "q", True), p.read(u, "k", True)
     assert torch.equal(q.flatten() - k.flatten(), torch.zeros(7))

@@ -23,8 +23,16 @@ from ropewalk import (
     Sinusoidal,
     attend,
 )
-from ropewalk.core.errors import CacheError, CannotCrop, CannotEdit, ConfigError, NeedsHiddenStates, PositionError, RopewalkError
-from ropewalk.core.errors import Refusal
+from ropewalk.core.errors import (
+    CacheError,
+    CannotCrop,
+    CannotEdit,
+    ConfigError,
+    NeedsHiddenStates,
+    PositionError,
+    Refusal,
+    RopewalkError,
+)
 
 RUNNING = Sequential(RoPE(8), FoX(4, 5))
 
@@ -180,7 +188,11 @@ def test_positions_of_another_batch_than_the_step(problem, part):
 
 
 @pytest.mark.parametrize("cuts", [(1,) * 7, (7,), (2, 5), (0, 3, 0, 4), (6, 1), (1, 2, 3, 1)])
-@pytest.mark.parametrize("encoding", [RoPE(8), RUNNING, PoPE(8, num_kv_heads=2), rw.STRINGShifted(8, 3, 2), rw.ContextualCoPE(8, 5)], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "encoding",
+    [RoPE(8), RUNNING, PoPE(8, num_kv_heads=2), rw.STRINGShifted(8, 3, 2), rw.ContextualCoPE(8, 5)],
+    ids=lambda e: type(e).__name__,
+)
 def test_ragged_chunks(cuts, encoding, problem, in_chunks, agree):
     p = problem()
     agree(in_chunks(encoding, p, cuts).detach(), dense(encoding, p))
@@ -249,7 +261,11 @@ def test_a_failed_extend_changes_nothing(encoding, problem, part, agree):
     before = state_of(cache)
     for bad in (
         lambda: part(p, 3, 5).replace(positions=Positions.arange(3)),
-        lambda: part(p, 3, 5, ).replace(positions=Positions(torch.arange(2), document_ids=torch.zeros(2).long())),
+        lambda: part(
+            p,
+            3,
+            5,
+        ).replace(positions=Positions(torch.arange(2), document_ids=torch.zeros(2).long())),
         lambda: part(p, 3, 5).replace(positions=Positions(torch.zeros(1, 2, 3))),
         lambda: problem(d=10),
         lambda: part(problem(b=3), 3, 5).replace(positions=Positions.arange(2, batch=4)),
@@ -319,9 +335,13 @@ def test_a_mask_of_the_new_keys_only_is_refused(problem, part):
 # ---- padding, packing --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("encoding", [RoPE(8), ALiBi(4), RUNNING, PoPE(8, num_kv_heads=2)], ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize(
-    "valid", [[[0, 0, 1, 1], [1, 1, 1, 1]], [[1, 1, 0, 0], [1, 1, 1, 1]], [[1, 0, 0, 1], [0, 1, 1, 1]]], ids=["left", "right", "middle"]
+    "encoding", [RoPE(8), ALiBi(4), RUNNING, PoPE(8, num_kv_heads=2)], ids=lambda e: type(e).__name__
+)
+@pytest.mark.parametrize(
+    "valid",
+    [[[0, 0, 1, 1], [1, 1, 1, 1]], [[1, 1, 0, 0], [1, 1, 1, 1]], [[1, 0, 0, 1], [0, 1, 1, 1]]],
+    ids=["left", "right", "middle"],
 )
 def test_a_padded_batch_decodes_as_each_row_alone(encoding, valid, problem, part, agree):
     p, valid = problem(), torch.tensor(valid).bool()
@@ -359,7 +379,9 @@ def test_documents_are_never_dropped(problem, part):
 # ---- positions of one's own --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("encoding", [RoPE(8), ALiBi(4), Sequential(Scale(2.0), RoPE(8))], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "encoding", [RoPE(8), ALiBi(4), Sequential(Scale(2.0), RoPE(8))], ids=lambda e: type(e).__name__
+)
 def test_positions_with_gaps_and_repeats(encoding, problem, in_chunks, agree):
     """Cursor decoding: ids jump, repeat and run backwards; causality goes by order."""
     p = problem(positions=Positions(torch.tensor([[0, 5, 5, 2, 90, 91, 3], [7, 6, 5, 4, 3, 2, 1]])))
@@ -428,12 +450,20 @@ def test_embeddings_decode_at_the_right_place(rand, agree):
 def test_cross_attention(rand, agree):
     """Keys once; later steps bring queries only."""
     q, k, v = rand(2, 4, 5, 8), rand(2, 2, 6, 8, seed=1), rand(2, 2, 6, 8, seed=2)
-    for encoding in (RoPE(8), Sequential(Scale(2.0), RoPE(8), ALiBi(4, bidirectional=True)), PerHead([RoPE(8), NoPE()], [1, 3])):
+    for encoding in (
+        RoPE(8),
+        Sequential(Scale(2.0), RoPE(8), ALiBi(4, bidirectional=True)),
+        PerHead([RoPE(8), NoPE()], [1, 3]),
+    ):
         where = Positions(q=torch.arange(5), k=torch.arange(6) * 2)
         want = dense(encoding, Attention(q, k, v, where, causal=False))
         cache = KVCache(encoding)
         got = [
-            out_of(cache.extend(Attention(q[:, :, :2], k, v, Positions(q=torch.arange(2), k=torch.arange(6) * 2), causal=False)))
+            out_of(
+                cache.extend(
+                    Attention(q[:, :, :2], k, v, Positions(q=torch.arange(2), k=torch.arange(6) * 2), causal=False)
+                )
+            )
         ]
         for t in range(2, 5):
             none = Positions(q=torch.tensor([t]), k=torch.zeros(0, dtype=torch.int64))
@@ -521,7 +551,9 @@ def test_rows_that_are_not_there(rows, b, problem, part):
     assert unchanged(cache, before)
 
 
-@pytest.mark.parametrize("encoding", [RoPE(8), RUNNING, PerHead([RoPE(8), FoX(2, 5)])], ids=["plain", "running", "heads"])
+@pytest.mark.parametrize(
+    "encoding", [RoPE(8), RUNNING, PerHead([RoPE(8), FoX(2, 5)])], ids=["plain", "running", "heads"]
+)
 def test_a_rejected_draft(encoding, problem, part, agree):
     p, cache = problem(), KVCache(encoding)
     cache.extend(part(p, 0, 3))
@@ -580,7 +612,9 @@ def test_crop_of_padded_rows(problem, part, agree):
     assert cache.step(1).key.position.tolist() == [[2], [4]]
 
 
-@pytest.mark.parametrize("encoding", [FoX(4, 5), RUNNING, PerHead([RoPE(8), FoX(2, 5)])], ids=["fox", "sequential", "heads"])
+@pytest.mark.parametrize(
+    "encoding", [FoX(4, 5), RUNNING, PerHead([RoPE(8), FoX(2, 5)])], ids=["fox", "sequential", "heads"]
+)
 def test_running_state_cannot_be_cropped(encoding, problem, part, agree):
     p, cache = problem(), KVCache(encoding)
     cache.extend(part(p, 0, 5))

@@ -56,7 +56,11 @@ def test_nesting_changes_nothing(problem, agree, in_chunks):
     a, b, c, d = Scale(3.0), RoPE(8), FoX(4, 5), ALiBi(4)
     p = problem()
     want = dense(Sequential(a, b, c, d), p)
-    for nested in (Sequential(Sequential(a, b), Sequential(c, d)), Sequential(a, Sequential(b, Sequential(c, d))), Sequential(Sequential(Sequential(a, b, c)), d)):
+    for nested in (
+        Sequential(Sequential(a, b), Sequential(c, d)),
+        Sequential(a, Sequential(b, Sequential(c, d))),
+        Sequential(Sequential(Sequential(a, b, c)), d),
+    ):
         agree(dense(nested, p), want)
         agree(in_chunks(nested, p, (2, 1, 4)).detach(), want)
 
@@ -271,7 +275,10 @@ def test_per_head_and_gates_of_the_whole_layer(sizes, problem, in_chunks, agree)
     q, k = RoPE(8).rotate(p.q, p.k)
     n = (sizes or (2, 2))[0]
     want = torch.cat([dense(fox, p.replace(q=q, k=k))[:, :n], dense(fox, p)[:, n:]], 1)
-    for encoding in (Sequential(PerHead([RoPE(8), NoPE()], sizes), fox), Sequential(fox, PerHead([RoPE(8), NoPE()], sizes))):
+    for encoding in (
+        Sequential(PerHead([RoPE(8), NoPE()], sizes), fox),
+        Sequential(fox, PerHead([RoPE(8), NoPE()], sizes)),
+    ):
         agree(dense(encoding, p), want)
         for cuts in CUTS:
             agree(in_chunks(encoding, p, cuts).detach(), want)
@@ -281,7 +288,12 @@ def test_nested_per_heads(problem, in_chunks, agree):
     p = problem(h=8, hk=2)
     encoding = Sequential(
         Scale(2.0),
-        PerHead([Sequential(PerHead([RoPE(8), NoPE()]), ALiBi(4)), Sequential(FoX(4, 5), PerHead([RoPE(8, base=9.0), PerHead([NoPE(), ALiBi(1)])]))]),
+        PerHead(
+            [
+                Sequential(PerHead([RoPE(8), NoPE()]), ALiBi(4)),
+                Sequential(FoX(4, 5), PerHead([RoPE(8, base=9.0), PerHead([NoPE(), ALiBi(1)])])),
+            ]
+        ),
         ALiBi(8),
     )
     out = encoding(p)
@@ -378,7 +390,7 @@ def test_wrong_per_heads(make, error, said):
 @pytest.mark.parametrize(("encodings", "sizes"), [(3, None), (2, (1, 2)), (2, (4, 4)), (5, None)])
 def test_heads_that_cannot_be_dealt_out(encodings, sizes, problem):
     with pytest.raises(ShapeError, match="4 query heads"):
-        PerHead([NoPE()] * encodings if sizes is None else [NoPE()] * encodings, sizes)(problem())
+        PerHead([NoPE() for _ in range(encodings)], sizes)(problem())
 
 
 def test_per_head_does_not_lose_an_embedding(rand):

@@ -27,6 +27,9 @@ from ropewalk import (
 
 HIDDEN, HEADS, KV, WIDTH = 24, 4, 2, 8
 
+# Dynamo looks at .grad of whatever comes in, and says so of hidden states between compiled blocks.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
 
 class Graphs:
     """A backend that runs what was traced, and counts and keeps the graphs."""
@@ -124,9 +127,14 @@ ENCODINGS = {
 LENGTHS = (5, 9, 12, 20, 33)
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+def some(names, *quick):
+    """All of these names, those that are not quick for `make slow` only: tracing takes seconds each."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", some(ENCODINGS, "alibi", "string"))
 def test_five_lengths(name, graphs):
-    model = Model([ENCODINGS[name]() for _ in range(3)])
+    model = Model([ENCODINGS[name]() for _ in range(3 if name == "rope" else 1)])
     compiled = torch.compile(model, backend=graphs, fullgraph=True)
     for n in LENGTHS:
         x = data(n)
@@ -135,18 +143,19 @@ def test_five_lengths(name, graphs):
     assert len(graphs) <= 3
 
 
-@pytest.mark.parametrize("name", ["rope", "half", "pope", "nope", "partial"])
+@pytest.mark.parametrize("name", some(["rope", "half", "pope", "nope", "partial"], "rope"))
 def test_rotations_take_two_graphs(name, graphs):
-    model = Model([ENCODINGS[name]() for _ in range(3)])
+    """What adds no term has nothing to fold, so no length is special."""
+    model = Model([ENCODINGS[name]()])
     compiled = torch.compile(model, backend=graphs, fullgraph=True)
     for n in LENGTHS:
         compiled(data(n))
     assert len(graphs) <= 2
 
 
-@pytest.mark.parametrize("name", ["rope", "scaled", "fox", "heads"])
+@pytest.mark.parametrize("name", some(["rope", "scaled", "fox", "heads"], "rope"))
 def test_positions_as_an_input(name, graphs):
-    model = Model([ENCODINGS[name]() for _ in range(3)])
+    model = Model([ENCODINGS[name]() for _ in range(3 if name == "rope" else 1)])
     compiled = torch.compile(model, backend=graphs, fullgraph=True)
     for n in LENGTHS:
         x = data(n)
@@ -155,7 +164,7 @@ def test_positions_as_an_input(name, graphs):
 
 
 def test_ids_documents_and_padding_as_inputs(graphs):
-    ids, packed = Ids([RoPE(WIDTH)] * 3), Packed([Sequential(RoPE(WIDTH), ALiBi(HEADS))] * 3)
+    ids, packed = Ids([RoPE(WIDTH)]), Packed([Sequential(RoPE(WIDTH), ALiBi(HEADS))])
     compiled = torch.compile(ids, backend=graphs, fullgraph=True)
     for n in LENGTHS:
         given = torch.arange(n) * 3
@@ -172,6 +181,7 @@ def test_ids_documents_and_padding_as_inputs(graphs):
     assert len(graphs) <= 3
 
 
+@pytest.mark.slow
 def test_a_mask_as_an_input(graphs):
     class Masked(Layer):
         def forward(self, x, mask):
@@ -208,7 +218,9 @@ def test_gradients(graphs):
 # ---- block by block ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["positions of the layer", "positions of the model"])
+@pytest.mark.parametrize(
+    "inside", [pytest.param(True, marks=pytest.mark.slow), False], ids=["of the layer", "of the model"]
+)
 def test_twelve_layers_with_twelve_bases(inside, graphs):
     layers = [Layer(RoPE(WIDTH, base=1000.0 * (i + 1))) for i in range(12)]
     compiled = [torch.compile(layer, backend=graphs, fullgraph=True) for layer in layers]
@@ -235,7 +247,7 @@ def test_twelve_layers_that_learn(graphs):
 # ---- decoding ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rope", "scaled", "fox", "heads"])
+@pytest.mark.parametrize("name", some(["rope", "scaled", "fox", "heads"], "rope", "fox"))
 def test_decoding_steps(name, graphs):
     """Twenty steps with a growing cache: few graphs, and the numbers of the full pass."""
     layer = Layer(ENCODINGS[name]())
@@ -255,10 +267,10 @@ def test_decoding_steps(name, graphs):
     assert len(graphs) <= 4
 
 
-@pytest.mark.parametrize("name", ["rope", "fox"])
+@pytest.mark.parametrize("name", some(["rope", "fox"], "rope"))
 def test_decoding_steps_of_layers(name, graphs):
     """The step is taken outside; each layer's part compiles, and all layers share the graphs."""
-    encodings = [ENCODINGS[name]() for _ in range(3)]
+    encodings = [ENCODINGS[name]() for _ in range(2)]
     layers = [Layer(e) for e in encodings]
     compiled = [torch.compile(layer, backend=graphs) for layer in layers]
     x, cache, out = data(20), KVCache(encodings), []
@@ -269,7 +281,7 @@ def test_decoding_steps_of_layers(name, graphs):
         for start, stop in ((0, 8), *((t, t + 1) for t in range(8, 20))):
             y = x[:, start:stop]
             cache.step(stop - start)
-            for i in range(3):
+            for i in range(2):
                 y = compiled[i](y, None, cache[i])
             out.append(y)
     torch.testing.assert_close(torch.cat(out, 1), want, rtol=1e-4, atol=1e-5)
@@ -336,10 +348,11 @@ def test_shape_errors_keep_their_words_under_compile(graphs):
 
 @pytest.mark.parametrize("name", ["rope", "half", "scaled", "fox", "partial", "heads"])
 def test_export_with_a_dynamic_length(name):
-    model = Model([ENCODINGS[name]() for _ in range(2)]).eval()
-    length = torch.export.Dim("length", min=17, max=4096)
-    program = torch.export.export(model, (data(20),), dynamic_shapes={"x": {1: length}, "positions": None}, strict=False)
-    for n in (18, 20, 47):
+    """Terms are folded above 16 queries, so their graphs begin there; rotations are the same at any length."""
+    model, folded = Model([ENCODINGS[name]()]).eval(), name in ("scaled", "fox", "heads")
+    length = torch.export.Dim("length", min=17 if folded else 2, max=4096)
+    program = torch.export.export(model, (data(20),), dynamic_shapes=({1: length},), strict=False)
+    for n in (18, 20, 47) if folded else (3, 20, 47):
         torch.testing.assert_close(program.module()(data(n)), model(data(n)), rtol=1e-4, atol=1e-5)
 
 

@@ -151,7 +151,7 @@ def test_three_line_sinusoidal(rand):
     assert torch.equal(moved, x + torch.stack([(t + 100).sin(), (t + 100).cos(), 0 * t], -1))
     low = MySinusoidal().embed(x.bfloat16(), Positions.arange(5, offset=10_000))
     assert low.dtype == torch.bfloat16
-    assert torch.equal(low, (x.bfloat16().float() + MySinusoidal().table((t + 10_000)).float()).bfloat16())
+    assert torch.equal(low, (x.bfloat16().float() + MySinusoidal().table(t + 10_000).float()).bfloat16())
 
 
 def test_embeddings_leave_the_problem_alone(problem):
@@ -173,7 +173,9 @@ def test_wrong_embeddings(x, positions, said):
         MySinusoidal().embed(x, positions)
 
 
-@pytest.mark.parametrize("encoding", [MyRoPE(8), MyALiBi(), Sequential(MyScale(3.0), MyRoPE(8), MyALiBi()), PerKeyHead(), Learned()])
+@pytest.mark.parametrize(
+    "encoding", [MyRoPE(8), MyALiBi(), Sequential(MyScale(3.0), MyRoPE(8), MyALiBi()), PerKeyHead(), Learned()]
+)
 def test_the_thin_bases_decode(encoding, problem, in_chunks, agree):
     p = problem()
     want = attend(encoding(p), "dense").detach()
@@ -384,7 +386,9 @@ def test_parameters_stay_float32(dtype):
     before = [p.detach().clone() for p in model.encoding.parameters()]
     model.to(dtype)
     assert model[0].weight.dtype == dtype
-    assert all(torch.equal(a, b) and b.dtype == torch.float32 for a, b in zip(before, model.encoding.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) and b.dtype == torch.float32 for a, b in zip(before, model.encoding.parameters(), strict=True)
+    )
     model.float()
     assert all(torch.equal(a, b) for a, b in zip(before, model.encoding.parameters(), strict=True))
     assert all(p.requires_grad and p.is_leaf for p in model.parameters())
@@ -468,7 +472,15 @@ def test_rotate_one_query_against_all_keys(problem):
 
 @pytest.mark.parametrize(
     "encoding",
-    [RoPE(8), Sequential(Scale(2.0), RoPE(8)), Partial(RoPE(4), 4), rw.PoPE(8, num_kv_heads=2), rw.NoPE(), Learned(), PerKeyHead()],
+    [
+        RoPE(8),
+        Sequential(Scale(2.0), RoPE(8)),
+        Partial(RoPE(4), 4),
+        rw.PoPE(8, num_kv_heads=2),
+        rw.NoPE(),
+        Learned(),
+        PerKeyHead(),
+    ],
     ids=lambda e: type(e).__name__,
 )
 def test_what_is_a_map_of_q_and_k(encoding, problem, agree):
@@ -566,7 +578,14 @@ def test_what_holds_lists_tensors_or_modules_is_equal_only_to_itself():
             super().__init__()
             self.thing = thing
 
-    for make in (lambda: [1, 2], lambda: torch.ones(2), lambda: nn.Linear(1, 1), lambda: {"a": 1}, lambda: ([1],), lambda: (torch.ones(2),)):
+    for make in (
+        lambda: [1, 2],
+        lambda: torch.ones(2),
+        lambda: nn.Linear(1, 1),
+        lambda: {"a": 1},
+        lambda: ([1],),
+        lambda: (torch.ones(2),),
+    ):
         a, b = Holds(make()), Holds(make())
         assert a.key() == a.key()
         assert a.key() != b.key()
@@ -692,7 +711,7 @@ def test_the_problem_is_drawn_once(problem):
     calls = []
 
     class Draws(Encoding):
-        def draw(self, positions):
+        def draw(self, positions, *args, **kwargs):
             if "sample" not in positions.key.sequence:
                 calls.append(1)
                 positions = positions.map_sides(lambda t: t.with_sequence(sample=torch.zeros(1, 3)))

@@ -545,7 +545,9 @@ def test_no_dataclass_and_no_dict(thing):
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
 def test_copies(duplicate):
-    p = Positions(torch.tensor([[0.5, 1.5]]), valid=torch.tensor([1, 0]), next=torch.tensor([3]), order=torch.tensor([0, 1]))
+    p = Positions(
+        torch.tensor([[0.5, 1.5]]), valid=torch.tensor([1, 0]), next=torch.tensor([3]), order=torch.tensor([0, 1])
+    )
     p.key.coordinates()
     other = duplicate(p)
     assert other.is_self
@@ -699,7 +701,9 @@ def test_nothing_learned_is_memoised(rand):
     assert torch.equal(*grads)
     with torch.no_grad():
         encoding.freq.mul_(2)
-    assert not torch.equal(torch.autograd.grad((rotated(encoding, positions, rand).q * w).sum(), encoding.freq)[0], grads[0])
+    assert not torch.equal(
+        torch.autograd.grad((rotated(encoding, positions, rand).q * w).sum(), encoding.freq)[0], grads[0]
+    )
 
 
 def test_a_learned_map_of_coordinates_is_not_memoised():
@@ -726,7 +730,11 @@ def test_tables_of_inference_mode_serve_training(rand, where, real):
     """transformers and others: 'Inference tensors cannot be saved for backward'."""
 
     def make():
-        return Positions(torch.arange(5).double() / 2) if real else Positions.arange(5, valid=torch.tensor([1, 1, 1, 1, 0]))
+        return (
+            Positions(torch.arange(5).double() / 2)
+            if real
+            else Positions.arange(5, valid=torch.tensor([1, 1, 1, 1, 0]))
+        )
 
     positions = make() if where == "positions before" else None
     rope, alibi = RoPE(4), ALiBi(2)

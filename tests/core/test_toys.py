@@ -109,7 +109,9 @@ class GivenPaTH(PaTH):
 def test_path_golden(case, agree):
     given = {n: torch.tensor(t, dtype=torch.float64).transpose(1, 2) for n, t in case["inputs"].items()}
     encoding = GivenPaTH(given["w"], given["beta"][..., None])
-    p = Attention(given["q"], given["k"], given["v"], scale=case["params"]["scale"], x=torch.zeros(1, given["q"].shape[2], 1))
+    p = Attention(
+        given["q"], given["k"], given["v"], scale=case["params"]["scale"], x=torch.zeros(1, given["q"].shape[2], 1)
+    )
     gates = given["g_log"].cumsum(-1)[..., None]
 
     class Gate(Encoding):
@@ -337,7 +339,11 @@ def test_relative_values(problem, agree):
 @pytest.mark.parametrize("cuts", CUTS)
 def test_relative_values_decode(cuts, problem, in_chunks, agree):
     p = problem(positions=Positions.arange(7, valid=torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])))
-    for encoding in (RelativeValues(4, 8), Sequential(RoPE(8), RelativeValues(4, 8)), PerHead([RelativeValues(1, 8), RoPE(8)], [1, 3])):
+    for encoding in (
+        RelativeValues(4, 8),
+        Sequential(RoPE(8), RelativeValues(4, 8)),
+        PerHead([RelativeValues(1, 8), RoPE(8)], [1, 3]),
+    ):
         agree(in_chunks(encoding, p, cuts, "auto").detach(), dense(encoding, p))
 
 
@@ -568,7 +574,10 @@ def test_two_softmaxes_then_different_heads(problem, agree):
         got = dense(encoding, p)
     except RopewalkError:
         return
-    heads = [by_halves(p.select_heads(0, 2).replace(heads=(0, 2)), inner=RoPE(4)), by_halves(p.select_heads(2, 4).replace(heads=(0, 2)), inner=ALiBi(2))]
+    heads = [
+        by_halves(p.select_heads(0, 2).replace(heads=(0, 2)), inner=RoPE(4)),
+        by_halves(p.select_heads(2, 4).replace(heads=(0, 2)), inner=ALiBi(2)),
+    ]
     agree(got, torch.cat(heads, 1))
 
 

@@ -24,7 +24,7 @@ def run(p: Attention, request: Request) -> Result:
     """Compute the problem by ``flex_attention``, compiled."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    call = flex_attention if is_compiling() else _compiled(p.q.device.type)
+    call: Any = flex_attention if is_compiling() else _compiled(p.q.device.type)
     out = call(
         p.q,
         p.k,

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,17 +23,7 @@ Pairing = Literal["interleaved", "half"]
 """Which channels form pair i of P: "interleaved" (2i, 2i+1) or "half" (i, i+P)."""
 
 _ALIASES = {
-    "half": (
-        "half_split",
-        "half-split",
-        "halves",
-        "split",
-        "rotate_half",
-        "neox",
-        "gpt_neox",
-        "gpt-neox",
-        "llama",
-    ),
+    "half": ("half_split", "half-split", "halves", "split", "rotate_half", "neox", "gpt_neox", "gpt-neox"),
     "interleaved": ("interleave", "adjacent", "complex", "gptj", "gpt_j", "gpt-j", "roformer"),
 }
 
@@ -41,13 +31,13 @@ _ALIASES = {
 # source and its result stay in the second-level cache between the passes. Smaller blocks pay more for the calls.
 _BLOCK = 1 << 17
 
-_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-
 
 def check_pairing(pairing: str) -> Pairing:
     """Return ``pairing``, or raise a `ConfigError` that names the likely one."""
-    if pairing in ("interleaved", "half"):
-        return cast(Pairing, pairing)
+    if pairing == "interleaved":
+        return "interleaved"
+    if pairing == "half":
+        return "half"
     known = {alias: name for name, aliases in _ALIASES.items() for alias in (name, *aliases)}
     meant = known.get(str(pairing).lower())
     hint = f" Did you mean {meant!r}?" if meant else suggest(pairing, _ALIASES)
@@ -72,7 +62,7 @@ def tables(
     Raises:
         ShapeError: angles that are not float64 or float32.
     """
-    if angles.dtype not in _COMPLEX:
+    if angles.dtype not in (torch.float64, torch.float32):
         raise ShapeError(
             f"angles come in {angles.dtype}; allowed are float64 (exact) and float32. Multiply float64 "
             "positions by float64 frequencies, and cast nothing before cos and sin"
@@ -91,8 +81,8 @@ def tables(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, *, inverse: bool = False) -> Tensor:
     """Turn the first P pairs of channels of x; the channels after the first 2P pass through unchanged.
 
-    Differentiable any number of times, also with respect to tables that require grad. Out of place: the result has
-    the dtype of x and, in eager mode, its order in memory, so that ``(B, S, H, D).transpose(1, 2)`` stays one.
+    Out of place: the result has the dtype of x and strides of its own. Differentiable any number of times, also with
+    respect to tables that require grad; with ``torch.compile``, ``torch.export``, ``torch.func`` and meta tensors.
 
     Args:
         x: (batch, heads, seq, head_dim), or any number of leading dimensions, with any strides. bf16 and fp16 are
@@ -123,12 +113,12 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> None:
     if pairing != "interleaved" and pairing != "half":
         check_pairing(pairing)
     have, want = cos.shape, x.shape
-    fits = have == sin.shape and 0 < len(have) <= len(want) and 2 * have[-1] <= want[-1]
-    if fits:
+    if have == sin.shape and 0 < len(have) <= len(want) and 2 * have[-1] <= want[-1] and x.is_floating_point():
         for n, m in zip(have[-2::-1], want[-2::-1]):  # noqa: B905 (tables may have fewer dimensions)
-            fits = fits and (n == m or n == 1)
-    if fits and x.is_floating_point():
-        return
+            if n != m and n != 1:
+                break
+        else:
+            return
     came = f"x {tuple(want)} in {x.dtype}, cos {tuple(have)}, sin {tuple(sin.shape)}"
     if not x.is_floating_point():
         fix = "x must be real floating point"
@@ -154,23 +144,25 @@ def _must_be_plain(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()  # type: ignore[attr-defined]
         or torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(x)  # autograd.grad(is_grads_batched=True)
         or forward_ad._current_level >= 0
         or (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
-        or (type(x) is not Tensor and type(x) is not torch.nn.Parameter)  # fake, distributed, ...: may lack storage
+        or (type(x) is not Tensor and type(x) is not torch.nn.Parameter)  # fake, distributed: may have no storage
         or x.device.type not in ("cpu", "cuda")
     )
 
 
 def _plain(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool) -> Tensor:
-    pairs, dtype = cos.shape[-1], _work(x.dtype)
+    dtype, pairs = _work(x.dtype), cos.shape[-1]
     cos, sin = cos.to(dtype), sin.to(dtype)
     if inverse:
         sin = -sin
-    y = x[..., : 2 * pairs].to(dtype)
-    a, b = y.split(pairs, -1) if pairing == "half" else y.unflatten(-1, (pairs, 2)).unbind(-1)
+    whole = 2 * pairs == x.shape[-1]
+    y = (x if whole else x[..., : 2 * pairs]).to(dtype)
+    a, b = y.split(pairs, -1) if pairing == "half" else (y[..., 0::2], y[..., 1::2])
     turned = (a * cos - b * sin, a * sin + b * cos)
-    y = (torch.cat(turned, -1) if pairing == "half" else torch.stack(turned, -1).flatten(-2)).to(x.dtype)
-    return y if 2 * pairs == x.shape[-1] else torch.cat((y, x[..., 2 * pairs :]), -1)
+    y = (torch.cat(turned, -1) if pairing == "half" else torch.stack(turned, -1).reshape(y.shape)).to(x.dtype)
+    return y if whole else torch.cat((y, x[..., 2 * pairs :]), -1)
 
 
 class _Rotate(torch.autograd.Function):
@@ -194,24 +186,19 @@ def _eager(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool)
         return x.clone()
     if cos.dtype != dtype or sin.dtype != dtype:
         cos, sin = cos.to(dtype), sin.to(dtype)
+    blocks = 1
+    if x.ndim > 1 and x.device.type == "cpu":
+        blocks = max(1, min(x.shape[-2], -(-x.numel() // (_BLOCK * torch.get_num_threads()))))
     if pairing == "interleaved":
-        factors: tuple[Tensor, ...] = (_cis(cos, sin, inverse),)
-        if x.dtype == dtype and width == x.shape[-1]:
-            try:  # one pass; not if an offset or a stride of x is odd: then the ways below copy before they turn
-                return (x.view(_COMPLEX[dtype]) * factors[0]).view(dtype)
-            except RuntimeError:
-                pass
-    else:
-        factors = (cos, sin) if cos.stride(-1) == 1 else (cos.contiguous(), sin.contiguous())
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    blocks = -(-x.numel() // (_BLOCK * torch.get_num_threads())) if x.device.type == "cpu" and x.ndim > 1 else 1
-    if blocks > 1:
-        return _in_blocks(x, factors, width, inverse, -(-x.shape[-2] // blocks))
-    y = _lined_up(x[..., :width].to(dtype, copy=True))
-    _turn(y, factors, inverse)
-    y = y.to(x.dtype)
-    return y if width == x.shape[-1] else torch.cat((y, x[..., width:]), -1)
+        cis = _cis(cos, sin, inverse)
+        if blocks == 1 or (x.dtype == dtype and width == x.shape[-1]):  # a single pass needs no blocks
+            return _turn_neighbours(x, cis, width)
+        return _turn_neighbours_in_blocks(x, cis, width, blocks)
+    if cos.stride(-1) != 1:
+        cos, sin = cos.contiguous(), sin.contiguous()
+    if blocks == 1:
+        return _turn_halves(x, cos, sin, width, inverse)
+    return _turn_halves_in_blocks(x, cos, sin, width, inverse, blocks)
 
 
 def _cis(cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
@@ -230,68 +217,95 @@ def _cis(cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
     return torch.complex(cos, -sin if inverse else sin)
 
 
-def _turn(y: Tensor, factors: tuple[Tensor, ...], inverse: bool, spare: Tensor | None = None) -> None:
-    """Turn y in place: by (cis,) neighbouring channels, by (cos, sin) the halves."""
-    if len(factors) == 1:
-        y.view(_COMPLEX[y.dtype]).mul_(factors[0])
-        return
-    cos, sin = factors
-    a, b = y.split(cos.shape[-1], -1)
+def _as_complex(y: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return neighbouring channels as complex numbers: a view, or a copy where an offset or a stride is odd."""
+    try:
+        return y.view(dtype)
+    except RuntimeError:
+        return y.clone(memory_format=torch.contiguous_format).view(dtype)
+
+
+def _turn_neighbours(x: Tensor, cis: Tensor, width: int) -> Tensor:
+    y = x if width == x.shape[-1] else x[..., :width]
+    dtype = _work(x.dtype)
+    y = (_as_complex(y.to(dtype), cis.dtype) * cis).view(dtype).to(x.dtype)
+    return y if width == x.shape[-1] else torch.cat((y, x[..., width:]), -1)
+
+
+def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor, width: int, inverse: bool) -> Tensor:
+    y = x if width == x.shape[-1] else x[..., :width]
+    a, b = y.to(cos.dtype).chunk(2, -1)
     if inverse:  # to turn (a, b) by -φ is to turn (b, a) by φ
         a, b = b, a
-    a_sin = torch.mul(a, sin, out=spare)
-    a.mul_(cos).addcmul_(b, sin, value=-1)
-    torch.addcmul(a_sin, b, cos, out=b)
+    c = a.mul(cos).addcmul_(b, sin, value=-1)
+    d = a.mul(sin).addcmul_(b, cos)
+    y = torch.cat((d, c) if inverse else (c, d), -1).to(x.dtype)
+    return y if width == x.shape[-1] else torch.cat((y, x[..., width:]), -1)
 
 
-def _in_blocks(x: Tensor, factors: tuple[Tensor, ...], width: int, inverse: bool, tokens: int) -> Tensor:
-    """Turn ``tokens`` tokens of all heads at a time, so that what one pass wrote the next finds in the cache."""
-    out, dtype = torch.empty_like(x), _work(x.dtype)
-    if width < x.shape[-1]:
-        out[..., width:] = x[..., width:]
-    source, target = x[..., :width], out[..., :width]
-    factors = tuple(f if f.ndim > 1 and f.shape[-2] == x.shape[-2] else _along(f, x.shape[-2]) for f in factors)
+# In blocks of some tokens, all heads: what one pass over a block wrote, the next one finds in the cache.
 
-    if x.dtype == dtype and len(factors) == 2 and 8 * factors[0].numel() <= x.numel():
-        # From x to the result without a copy; worth a table of doubled cosines, as long as that is small.
-        cos, sin = factors
-        (a, b), (c, d) = source.split(width // 2, -1), target.split(width // 2, -1)
+
+def _turn_neighbours_in_blocks(x: Tensor, cis: Tensor, width: int, blocks: int) -> Tensor:
+    out, source, target = _result(x, width)
+    z = _as_complex(_scratch(source, blocks), cis.dtype)
+    y = z.view(_work(x.dtype))
+    for x_, out_, cis_ in _cut(blocks, source, target, _for_each_token(cis, x)):
+        if x_.shape[-2] < y.shape[-2]:
+            y, z = y[..., : x_.shape[-2], :], z[..., : x_.shape[-2], :]
+        y.copy_(x_)
+        z.mul_(cis_)
+        out_.copy_(y)
+    return out
+
+
+def _turn_halves_in_blocks(x: Tensor, cos: Tensor, sin: Tensor, width: int, inverse: bool, blocks: int) -> Tensor:
+    out, source, target = _result(x, width)
+    cos, sin = _for_each_token(cos, x), _for_each_token(sin, x)
+
+    if x.dtype == cos.dtype and 8 * cos.numel() <= x.numel():
+        # Straight from x to the result; needs a table of doubled cosines, which is small where heads share it.
+        (a, b), (c, d) = source.chunk(2, -1), target.chunk(2, -1)
         if inverse:
             a, b, c, d = b, a, d, c
-        doubled = torch.cat((cos, cos), -1)
-        for x_, a_, b_, o_, c_, d_, cos_, sin_ in _blocks(tokens, source, a, b, target, c, d, doubled, sin):
-            torch.mul(x_, cos_, out=o_)
+        cos = torch.cat((cos, cos), -1)
+        for x_, a_, b_, out_, c_, d_, cos_, sin_ in _cut(blocks, source, a, b, target, c, d, cos, sin):
+            torch.mul(x_, cos_, out=out_)
             c_.addcmul_(b_, sin_, value=-1)
             d_.addcmul_(a_, sin_)
         return out
 
-    y = _lined_up(torch.empty_like(source[..., :tokens, :], dtype=dtype))
-    spare = torch.empty_like(y[..., : width // 2])
-    for x_, o_, *factors_ in _blocks(tokens, source, target, *factors):
-        if x_.shape[-2] < tokens:
-            y, spare = y[..., : x_.shape[-2], :], spare[..., : x_.shape[-2], :]
+    y = _scratch(source, blocks)
+    a_sin = torch.empty_like(y[..., : width // 2])
+    for x_, out_, cos_, sin_ in _cut(blocks, source, target, cos, sin):
+        if x_.shape[-2] < y.shape[-2]:
+            y, a_sin = y[..., : x_.shape[-2], :], a_sin[..., : x_.shape[-2], :]
         y.copy_(x_)
-        _turn(y, tuple(factors_), inverse, spare)
-        o_.copy_(y)
+        a, b = reversed(y.chunk(2, -1)) if inverse else y.chunk(2, -1)
+        torch.mul(a, sin_, out=a_sin)
+        a.mul_(cos_).addcmul_(b, sin_, value=-1)
+        torch.addcmul(a_sin, b, cos_, out=b)
+        out_.copy_(y)
     return out
 
 
-def _blocks(tokens: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*(t.split(tokens, -2) for t in tensors), strict=True)
+def _result(x: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result, complete but for the channels to turn, and these channels of x and of the result."""
+    out = torch.empty_like(x)
+    if width == x.shape[-1]:
+        return out, x, out
+    out[..., width:] = x[..., width:]
+    return out, x[..., :width], out[..., :width]
 
 
-def _along(table: Tensor, tokens: int) -> Tensor:
-    """Return a table that is the same for all tokens once more for each of them."""
-    return table.expand(*table.shape[:-2], tokens, table.shape[-1])
+def _scratch(source: Tensor, blocks: int) -> Tensor:
+    """Return room for the largest block, in the order of the source in memory."""
+    return torch.empty_like(source[..., : -(-source.shape[-2] // blocks), :], dtype=_work(source.dtype))
 
 
-def _lined_up(y: Tensor) -> Tensor:
-    """Return y with neighbouring channels next to each other at even offsets, as complex numbers want them.
+def _for_each_token(table: Tensor, x: Tensor) -> Tensor:
+    return table.expand(*table.shape[:-2], x.shape[-2], table.shape[-1])
 
-    Results inherit their order in memory from x; only where x overlaps itself, or has odd strides along axes of
-    length one, must they be laid out anew.
-    """
-    *strides, last = y.stride()
-    if last == 1 and not any(stride % 2 for stride in strides):
-        return y
-    return y.clone(memory_format=torch.contiguous_format)
+
+def _cut(blocks: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(t.chunk(blocks, -2) for t in tensors), strict=True)

@@ -1,0 +1,125 @@
+"""What turning pairs of channels costs, as a multiple of ``x.clone()``: ``python benchmarks/rotate.py [--json FILE]``.
+
+``plain`` is the textbook formula (four products, two sums, cat or stack) on the same tables, ``hf`` is the function of
+transformers if that is installed (it rounds the tables to the dtype of x). bf16 is turned in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from typing import Any
+
+import torch
+from _timing import Spread, header, prepare, quiet, ratios, rounds, spread
+from torch import Tensor
+
+from ropewalk.core.rotation import Pairing, _plain, rotate, tables
+
+SHAPES = ((1, 8, 4096, 64), (1, 32, 2048, 128))
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PAIRINGS: tuple[Pairing, ...] = ("interleaved", "half")
+
+
+def case(shape: tuple[int, ...], dtype: torch.dtype, layout: str, pairing: Pairing) -> tuple[Tensor, Tensor, Tensor]:
+    batch, heads, seq, dim = shape
+    if layout == "contiguous":
+        x = torch.randn(shape)
+    else:  # what a projection gives: (batch, seq, heads, dim).transpose(1, 2)
+        x = torch.randn(batch, seq, heads, dim).transpose(1, 2)
+    inv_freq = 10000.0 ** (-torch.arange(dim // 2, dtype=torch.float64) * 2 / dim)
+    angles = torch.arange(seq, dtype=torch.float64)[None, None, :, None] * inv_freq
+    return x.to(dtype), *tables(angles, dtype, pairing=pairing)
+
+
+def measure(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, seconds: float) -> dict[str, Spread]:
+    leaf, up = x.detach().clone().requires_grad_(), torch.randn_like(x)
+    candidates: dict[str, Any] = {
+        "clone": x.clone,
+        "forward": lambda: rotate(x, cos, sin, pairing),
+        "forward+backward": lambda: torch.autograd.grad(rotate(leaf, cos, sin, pairing), leaf, up),
+        "plain": lambda: _plain(x, cos, sin, pairing, False),
+    }
+    if pairing == "half":
+        try:
+            from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+        except ImportError:
+            pass
+        else:
+            twice = [torch.cat((t, t), -1)[:, 0].to(x.dtype) for t in (cos, sin)]
+            # it turns q and k together; a narrow k keeps the comparison to one tensor
+            candidates["hf"] = lambda: apply_rotary_pos_emb(x, x[:, :0], *twice)
+    return ratios(candidates, "clone", seconds)
+
+
+def one_token(dtype: torch.dtype, seconds: float) -> dict[str, Spread]:
+    """Microseconds for one token of eight heads."""
+    x = torch.randn(1, 8, 1, 64).to(dtype)
+    cos, sin = tables(torch.randn(1, 1, 1, 32, dtype=torch.float64), dtype)
+
+    def many(run: Any) -> Any:
+        return lambda: [run() for _ in range(100)]
+
+    took = rounds(
+        {
+            "clone": many(x.clone),
+            "interleaved": many(lambda: rotate(x, cos, sin, "interleaved")),
+            "half": many(lambda: rotate(x, cos, sin, "half")),
+            "plain half": many(lambda: _plain(x, cos, sin, "half", False)),
+        },
+        seconds,
+    )
+    return {name: spread([t * 1e4 for t in times]) for name, times in took.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    parser.add_argument("--seconds", type=float, default=1.5, help="seconds a row (default 1.5)")
+    parser.add_argument("--wait", type=float, default=20.0, help="seconds to wait for a quiet machine before a row")
+    args = parser.parse_args()
+
+    prepare()
+    torch.manual_seed(0)
+    print(header())
+    print("times x.clone(): median (quartiles); rows marked * were measured while other processes ran\n")
+    print(
+        f"{'shape':<18}{'layout':<12}{'dtype':<6}{'pairing':<13}{'forward':<19}{'forward+backward':<19}{'plain':<19}hf"
+    )
+    rows = []
+    for shape, layout, dtype, pairing in itertools.product(SHAPES, ("contiguous", "transposed"), DTYPES, PAIRINGS):
+        x, cos, sin = case(shape, DTYPES[dtype], layout, pairing)
+        alone = quiet(args.wait)
+        got = measure(x, cos, sin, pairing, args.seconds)
+        print(
+            f"{'x'.join(map(str, shape)):<18}{layout:<12}{dtype:<6}{pairing:<13}{got['forward']!s:<19}"
+            f"{got['forward+backward']!s:<19}{got['plain']!s:<19}{got.get('hf', '-')}{'' if alone else ' *'}",
+            flush=True,
+        )
+        rows.append(
+            {"shape": shape, "layout": layout, "dtype": dtype, "pairing": pairing, "quiet": alone}
+            | {name: value._asdict() for name, value in got.items()}
+        )
+    print("\none token, 8 heads of 64, in microseconds")
+    tokens = {}
+    for dtype in DTYPES:
+        quiet(args.wait)
+        with torch.no_grad():
+            tokens[dtype] = one_token(DTYPES[dtype], args.seconds)
+        print(f"{dtype}  " + "   ".join(f"{name} {value}" for name, value in tokens[dtype].items()))
+    if args.json:
+        figures = {
+            "machine": header(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "ratio_to_clone": rows,
+            "one_token_microseconds": {d: {n: v._asdict() for n, v in t.items()} for d, t in tokens.items()},
+        }
+        with open(args.json, "w") as file:
+            json.dump(figures, file, indent=1)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
