@@ -1,6 +1,6 @@
 """Attention with encodings, as a ratio to plain causal ``scaled_dot_product_attention`` of the same q, k and v.
 
-    python benchmarks/bias.py [--json] [--lengths 1024,2048,4096] [--rounds 25] [--threads 2] [--no-decode]
+    python benchmarks/bias.py [--json] [--lengths 1024,2048,4096] [--seconds 10] [--threads 2] [--no-decode]
 
 "forward" runs under ``no_grad``, "forward+backward" with gradients for q, k, v and whatever the encoding learns. The
 bias held as an attn_mask is built before the clock starts, which flatters it. "largest" is the largest tensor that a
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _timing import header, interleaved, ratios
+from _timing import header, prepare, quiet, rounds, spread
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -103,14 +103,15 @@ def forward_backward(
     return run
 
 
-def measure(length: int, rounds: int) -> dict[str, Any]:
+def measure(length: int, seconds: float) -> dict[str, Any]:
     """Return times, ratios and largest tensors for one length."""
     q, k, v = (torch.randn(1, HEADS, length, WIDTH) for _ in range(3))
     todo = cases(length)
-    times = {
-        "forward": interleaved({n: forward(c, q, k, v) for n, (c, _) in todo.items()}, rounds),
-        "forward+backward": interleaved({n: forward_backward(c, q, k, v, ps) for n, (c, ps) in todo.items()}, rounds),
+    calls = {
+        "forward": {n: forward(c, q, k, v) for n, (c, _) in todo.items()},
+        "forward+backward": {n: forward_backward(c, q, k, v, ps) for n, (c, ps) in todo.items()},
     }
+    took = {mode: rounds(each, seconds, at_least=7) for mode, each in calls.items()}
     largest = {}
     for name, (call, _) in todo.items():
         with LargestTensor() as seen:
@@ -119,8 +120,11 @@ def measure(length: int, rounds: int) -> dict[str, Any]:
         largest[name] = max(seen.bytes, held) / 2**20
     return {
         "length": length,
-        "milliseconds": {mode: {n: s * 1e3 for n, s in t.items()} for mode, t in times.items()},
-        "ratio": {mode: ratios(t, "plain") for mode, t in times.items()},
+        "milliseconds": {mode: {n: spread(s).median * 1e3 for n, s in t.items()} for mode, t in took.items()},
+        "ratio": {
+            mode: {n: spread([a / b for a, b in zip(s, t["plain"], strict=True)]).median for n, s in t.items()}
+            for mode, t in took.items()
+        },
         "largest_mib": largest,
     }
 
@@ -128,7 +132,7 @@ def measure(length: int, rounds: int) -> dict[str, Any]:
 # ---- decoding --------------------------------------------------------------------------------------------------------
 
 
-def decode(past: int, rounds: int) -> dict[str, dict[str, float]]:
+def decode(past: int, seconds: float) -> dict[str, dict[str, float]]:
     """Return microseconds of one decoding step against ``past`` keys: with `KVCache`, and written by hand."""
     old = [torch.randn(1, HEADS, past, WIDTH) for _ in range(2)]
     new = [torch.randn(1, HEADS, 1, WIDTH) for _ in range(3)]
@@ -149,8 +153,8 @@ def decode(past: int, rounds: int) -> dict[str, dict[str, float]]:
 
         steps[f"{name} library"] = library
         steps[f"{name} by hand"] = by_hand(name, encoding, old, new, xs)
-    seconds = interleaved(steps, rounds, warmup=20)
-    return {name: {way: seconds[f"{name} {way}"] * 1e6 for way in ("library", "by hand")} for name in encodings()}
+    took = {name: spread(times).median * 1e6 for name, times in rounds(steps, seconds).items()}
+    return {name: {way: took[f"{name} {way}"] for way in ("library", "by hand")} for name in encodings()}
 
 
 def by_hand(
@@ -206,25 +210,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--lengths", default="1024,2048,4096")
-    parser.add_argument("--rounds", type=int, default=25, help="at S = 1024; fewer for longer ones")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each comparison")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--no-decode", action="store_true")
     parser.add_argument("--unflushed-only", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if not args.unflushed_only:
-        torch.set_flush_denormal(True)  # before the first parallel operator: threads inherit it
+        prepare()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     lengths = [int(n) for n in args.lengths.split(",")]
-    results = [measure(n, max(5, args.rounds * 1024 // n)) for n in lengths]
+    quiet()
+    results = [measure(n, args.seconds) for n in lengths]
     if args.unflushed_only:
         print(json.dumps(results))
         return 0
-    again = [sys.executable, __file__, "--unflushed-only", "--lengths", args.lengths, "--rounds", str(args.rounds)]
+    again = [sys.executable, __file__, "--unflushed-only", "--lengths", args.lengths, "--seconds", str(args.seconds)]
     again += ["--threads", str(torch.get_num_threads())]
     unflushed = json.loads(subprocess.run(again, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    steps = {} if args.no_decode else decode(2048, 40 * args.rounds)
+    steps = {} if args.no_decode else decode(2048, args.seconds)
     missed = [
         f"{name} {mode} S={r['length']}: {r['ratio'][mode][name]:.2f}"
         for r in results
@@ -236,7 +241,7 @@ def main() -> int:
         report = {"header": header(), "target": TARGET, "flushed": results, "unflushed": unflushed}
         print(json.dumps({**report, "decode_us": steps, "missed": missed}, indent=2))
         return 1 if missed else 0
-    print(", ".join(f"{k} {v}" for k, v in header().items()))
+    print(header())
     print(f"\n(1, {HEADS}, S, {WIDTH}) float32, ratio to plain causal SDPA, denormals flushed\n")
     print(table(results))
     print("\nthe same, denormals not flushed\n")

@@ -24,11 +24,10 @@ PAIRINGS: tuple[Pairing, ...] = ("interleaved", "half")
 
 
 def case(shape: tuple[int, ...], dtype: torch.dtype, layout: str, pairing: Pairing) -> tuple[Tensor, Tensor, Tensor]:
-    batch, heads, seq, dim = shape
-    if layout == "contiguous":
-        x = torch.randn(shape)
-    else:  # what a projection gives: (batch, seq, heads, dim).transpose(1, 2)
-        x = torch.randn(batch, seq, heads, dim).transpose(1, 2)
+    *_, seq, dim = shape
+    x = torch.randn(shape)
+    if layout == "transposed":  # what a projection gives
+        x = x.transpose(1, 2).contiguous().transpose(1, 2)
     inv_freq = 10000.0 ** (-torch.arange(dim // 2, dtype=torch.float64) * 2 / dim)
     angles = torch.arange(seq, dtype=torch.float64)[None, None, :, None] * inv_freq
     return x.to(dtype), *tables(angles, dtype, pairing=pairing)

@@ -23,9 +23,14 @@ def rand(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def base(**fields_):
+def bare(**fields_):
     made = {"q": rand(B, H, S, D), "k": rand(B, KV, S, D, seed=1), "v": rand(B, KV, S, D, seed=2)}
-    p = Attention(**{**made, **fields_}).located()
+    return Attention(**{**made, **fields_}).located()
+
+
+def base(**fields_):
+    """A problem with features for terms, masks and branches to read."""
+    p = bare(**fields_)
     return p.with_features(
         q={
             "row": rand(B, H, S, 1, seed=3),
@@ -87,9 +92,9 @@ def softmax_like(p):
 FIELDS = {
     "q": {
         "other": lambda: base(q=rand(B, H, S, D, seed=20)),
-        "shorter": lambda: base(q=rand(B, H, 3, D)).replace(qf={}, kf={}),
+        "shorter": lambda: bare(q=rand(B, H, 3, D)),
     },
-    "k": {"longer": lambda: base(k=rand(B, KV, 30, D), v=rand(B, KV, 30, D)).replace(qf={}, kf={})},
+    "k": {"longer": lambda: bare(k=rand(B, KV, 30, D), v=rand(B, KV, 30, D))},
     "v": {"narrower": lambda: base(v=rand(B, KV, S, 5)), "wider": lambda: base(v=rand(B, KV, S, 11))},
     "positions": {
         "documents": lambda: base(positions=positions(document_ids=DOCUMENTS)),
@@ -117,6 +122,7 @@ FIELDS = {
     "sinks": {"given": lambda: base(sinks=rand(H)), "with a term": lambda: base(sinks=rand(H)).add(ALIBI)},
     "head_dim": {"of a widened problem": lambda: base().replace(head_dim=2)},
     "heads": {"some of the layer": lambda: base().replace(heads=(4, 12))},
+    "kv_total": {"some of the layer": lambda: base().replace(kv_total=6)},
     "own_scale": {"fixed": lambda: base().replace(own_scale=0.9)},
     "at": {"moved": lambda: rw.Scale(2.0)(base())},
     "scope": {"inside": lambda: base().enter("part")},
@@ -145,7 +151,7 @@ FIELDS = {
     "kernel": {"linear": lambda: softmax_like(base()), "both ways": lambda: softmax_like(base(causal=False))},
     "finish": {"map": lambda: base().finish_with(lambda out, x: out.cumsum(-1) * x, ROW)},
 }
-SILENT = {"x", "x_kv", "heads", "at", "scope", "qf", "kf"}
+SILENT = {"x", "x_kv", "heads", "kv_total", "at", "scope", "qf", "kf"}
 PROBLEMS = [(field, name) for field, problems in FIELDS.items() for name in problems]
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ropewalk.backends import dense, flash, flex, linear, sdpa
 from ropewalk.backends.request import Backend, Request, Result
-from ropewalk.core.attention import Attention, Feature, Parts, Problem
+from ropewalk.core.attention import Attention, Feature, Parts, Problem, check_mask
 from ropewalk.core.errors import BackendError, ConfigError, UnknownNameError, suggest
 
 BACKENDS: tuple[Backend, ...] = (flash.BACKEND, sdpa.BACKEND, linear.BACKEND, flex.BACKEND, dense.BACKEND)
@@ -57,6 +56,8 @@ def _attend(problem: Problem, backend: str, request: Request) -> Result:
             torch.cat([r.lse for r in results], 1) if request.lse else None,  # type: ignore[misc]
         )
     p = problem.located()
+    if p.mask is not None:
+        check_mask(p, p.mask)
     kind = p.q.device.type
     if torch.is_autocast_enabled(kind):
         # What torch's own attention does under autocast; the encoding's factors are then split for that dtype.

@@ -180,10 +180,10 @@ def prefer_not(p: Attention, request: Request) -> str | None:
     """Say when it is asked for by name only."""
     if p.q.device.type == "cpu":
         return "on the CPU each new shape is compiled for seconds, so it is taken by name only"
-    if p.q.shape[2] <= FEW_QUERIES:
-        return "a step of a few queries is not worth compiling for"
     if not (p.terms or p.masks or p.softcap is not None or len(p.all_masks()) > 1 or p.mask is not None):
         return "there is nothing in the problem that needs it"
+    if p.q.shape[2] <= FEW_QUERIES:
+        return "a step of a few queries is not worth compiling for"
     return None
 
 

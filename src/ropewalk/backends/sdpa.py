@@ -64,6 +64,8 @@ def _needs_lse(p: Attention, request: Request) -> bool:
 def _split(p: Attention) -> tuple[list[Pointwise], list[Pointwise]]:
     """Return the terms to be folded and those to be held as a bias."""
     terms = [cast("Pointwise", t) for t in p.terms]
+    if not terms:
+        return [], []
     if p.q.shape[2] <= FEW_QUERIES and not _coarse(p):
         return [], terms
     return [t for t in terms if t.factors is not None], [t for t in terms if t.factors is None]
@@ -139,10 +141,14 @@ def _channels(p: Attention, a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]
         group = heads // kv
         chosen = torch.eye(group, dtype=a.dtype, device=a.device).repeat(kv, 1)[None, :, None]  # (1, H, 1, group)
         a = a[..., None] * chosen
-        b = b.expand(-1, heads, -1).unflatten(1, (kv, group)).movedim(2, -1)
+        b = dense.per_query_head(b, heads).unflatten(1, (kv, group)).movedim(2, -1)
     else:
         a, b = a[..., None], b[..., None]
     pairs = [(a, b)]
+    if p.q.dtype == torch.float16:  # its range ends at 65504: share the size out evenly, by a power of two
+        size = [t.detach().abs().amax().clamp(min=2.0**-24) for t in (a, b)]
+        shift = (size[1] / size[0]).sqrt().log2().round().exp2()
+        a, b = a * shift, b / shift
     if p.q.dtype in (torch.bfloat16, torch.float16):
         xs, ys = _three_parts(a, p.q.dtype), _three_parts(b, p.q.dtype)
         pairs = [(xs[i], ys[j]) for i, j in ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0))]
@@ -283,7 +289,7 @@ def why_not(p: Attention, request: Request) -> str | None:
 
 def prefer_not(p: Attention, request: Request) -> str | None:
     """Say what would make it slow."""
-    if p.q.shape[2] > FEW_QUERIES and any(isinstance(t, Pointwise) and t.factors is None for t in p.terms):
+    if any(isinstance(t, Pointwise) and t.factors is None for t in p.terms) and p.q.shape[2] > FEW_QUERIES:
         return "a bias without factors has to be held as a whole Q x K matrix"
     return None
 

@@ -55,7 +55,8 @@ class FoX(Encoding):
             )
         weight, bias = problem.head_slice(self.weight), problem.head_slice(self.bias)
         with full_precision(x):
-            gate = logsigmoid(linear(x.to(weight.dtype), weight, bias)).double()
+            dtype = torch.promote_types(x.dtype, weight.dtype)
+            gate = logsigmoid(linear(x.to(dtype), weight.to(dtype), bias.to(dtype))).double()
         gate = gate.transpose(1, 2)  # (B, H, K)
         valid = where.key.columns.get("valid")
         if valid is not None:

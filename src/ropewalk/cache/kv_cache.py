@@ -23,7 +23,15 @@ from ropewalk.core.attention import (
     map_leaves,
 )
 from ropewalk.core.encoding import Encoding, State, move, observe, rewrite, settle
-from ropewalk.core.errors import CacheError, CannotCache, CannotCrop, ConfigError
+from ropewalk.core.errors import (
+    CacheError,
+    CannotCache,
+    CannotCompose,
+    CannotCrop,
+    CannotEdit,
+    ConfigError,
+    PositionError,
+)
 from ropewalk.core.positions import Positions, Tokens
 
 
@@ -42,13 +50,19 @@ class Stored:
 
     def cat(self, new: Stored) -> Stored:
         """Append newer keys."""
-        if self.features.keys() != new.features.keys() or self.k.shape[-1] != new.k.shape[-1]:
+        if self._kind() != new._kind():
             raise CacheError(
-                f"the cache holds keys of width {self.k.shape[-1]} with features {sorted(self.features)} and the new ones "
-                f"have width {new.k.shape[-1]} and {sorted(new.features)}; a cache belongs to one encoding"
+                f"the cache holds {self._kind()} and the new tokens bring {new._kind()}; a cache belongs to one batch, one "
+                "layer and one encoding"
             )
         return Stored(
             _cat(self.k, new.k), _cat(self.v, new.v), {n: _cat(t, new.features[n]) for n, t in self.features.items()}
+        )
+
+    def _kind(self) -> str:
+        (b, h, _, d), v = self.k.shape, self.v
+        return (
+            f"{b} rows, {h} key heads, widths {d} and {v.shape[-1]}, {self.k.dtype}, features {sorted(self.features)}"
         )
 
     def index(self, dim: int, index: Tensor | slice) -> Stored:
@@ -56,8 +70,8 @@ class Stored:
 
         def pick(t: Tensor) -> Tensor:
             if dim == 0:
-                return t if t.shape[0] == 1 else t[index]
-            return t if t.shape[2] == 1 and self.k.shape[2] != 1 else t[:, :, index]
+                return t if t.shape[0] == 1 != self.k.shape[0] else t[index]
+            return t[:, :, index]
 
         return Stored(pick(self.k), pick(self.v), {n: pick(t) for n, t in self.features.items()})
 
@@ -83,6 +97,7 @@ class LayerCache:
         self.index = index
         self.stored: tuple[Stored, ...] = ()
         self.state: State = None
+        self.shape: tuple[tuple[int, tuple[int, int], int], ...] = ()  # head_dim, heads, kv_total of each part
 
     def extend(self, problem: Attention) -> Problem:
         """Encode the new tokens of a problem, keep their keys, and return the problem over all keys so far.
@@ -95,6 +110,7 @@ class LayerCache:
         fresh = seen if self.encoding.stores == "raw" else rewrite(self.encoding, seen)
         parts = leaves(fresh)
         stored = tuple(Stored.of(leaf) for leaf in parts)
+        self.shape = tuple((leaf.head_dim, leaf.heads, leaf.kv_total) for leaf in parts)
         if self.stored:
             if len(stored) != len(self.stored):
                 raise CacheError(f"the cache holds {len(self.stored)} parts and the encoding made {len(stored)}")
@@ -147,6 +163,10 @@ class KVCache:
                 raise ConfigError(f"encoding {i} of the cache is a {type(encoding).__name__}, not an Encoding")
             if (why := encoding.why_not_cached()) is not None:
                 raise CannotCache(f"{type(encoding).__name__} cannot be decoded with a cache: {why}")
+            if encoding.stores == "raw" and _overrides(encoding, "settle"):
+                raise CannotCompose(
+                    f"layer {i} needs raw keys at every step, and one of its encodings stores keys that it has moved on"
+                )
         if not many:
             raise ConfigError("a cache needs at least one encoding")
         self._layers = [LayerCache(self, e, i) for i, e in enumerate(many)]
@@ -234,15 +254,11 @@ class KVCache:
             raise CacheError(
                 f"layer {layer.index} extends once a step: call cache.step(S) once per forward, before the layers"
             )
-        if problem.positions is not None and problem.positions is not now:
-            given, here = problem.positions.key.position, now.key.position
-            if given.shape[1:] != here.shape[1:] or (
-                not torch.compiler.is_compiling() and not bool((given == here).all())
-            ):
-                raise CacheError(
-                    "the problem's positions are not those of the step; give them to cache.step(positions) once and "
-                    "leave the layers' out"
-                )
+        if problem.positions is not None and problem.positions is not now and not _same(problem.positions, now):
+            raise CacheError(
+                "the problem's positions are not those of the step; give them to cache.step(positions) once and leave the "
+                "layers' out"
+            )
         check_positions(problem, now)
         return now, every
 
@@ -282,12 +298,15 @@ class KVCache:
         if self._tokens is None:
             return
         index = index.to(self._tokens.device)
+        batch = max([1, *(s.k.shape[0] for layer in self._layers for s in layer.stored)])
         if index.dtype == torch.bool:
             index = index.nonzero()[:, 0]
+        if index.numel() and not -batch <= int(index.min()) <= int(index.max()) < batch:
+            raise CacheError(f"rows {index.tolist()} of a cache of {batch} rows")
         self._replace(self._tokens.select(index))
         for layer in self._layers:
             layer.stored = tuple(s.index(0, index) for s in layer.stored)
-            layer.state = _map_state(layer.state, lambda t: t if t.shape[0] == 1 else t[index])
+            layer.state = _map_state(layer.state, lambda t: t if t.shape[0] == 1 != batch else t[index])
 
     def crop(self, n: int) -> None:
         """Keep the first n tokens. Refused where running state cannot be taken back: use `snapshot` there."""
@@ -299,6 +318,11 @@ class KVCache:
         if n == 0:
             self.restore(Snapshot(None, tuple(((), None) for _ in self._layers)))
             return
+        for i, layer in enumerate(self._layers):
+            if _overrides(layer.encoding, "settle"):
+                raise CannotCrop(
+                    f"layer {i} ({type(layer.encoding).__name__}) moved the kept keys on when later tokens came"
+                )
         self._refuse_state(
             CannotCrop,
             "the state after the last kept token is gone; take cache.snapshot() before the draft and restore it",
@@ -321,10 +345,12 @@ class KVCache:
         index = torch.as_tensor(keep, device=self._tokens.device)
         if index.ndim != 1 or index.dtype == torch.bool or index.is_floating_point():
             raise CacheError("keep is a list of token indices, the same for every row")
-        self._refuse_state(CacheError, "running state depends on the tokens that would go")
+        if index.numel() and not -self.length <= int(index.min()) <= int(index.max()) < self.length:
+            raise CacheError(f"keep asks for tokens {index.tolist()} of {self.length}")
+        self._refuse_state(CannotEdit, "it depends on the tokens that would go")
         kept = self._tokens.take(index)
         if positions is None:
-            after = kept
+            after = kept.with_next(self._following())  # what is evicted does not turn back time
         else:
             moved = positions if isinstance(positions, Positions) else Positions(positions)
             if moved.key.length != kept.length:
@@ -335,25 +361,30 @@ class KVCache:
         for layer in self._layers:
             stored = tuple(s.index(2, index) for s in layer.stored)
             if positions is not None:
-                stored = self._moved(layer.encoding, stored, kept, after)
+                stored = self._moved(layer, stored, kept, after)
             layers.append(stored)
         # Nothing is changed until every layer has agreed.
         self._replace(after)
         for layer, stored in zip(self._layers, layers, strict=True):
             layer.stored = stored
 
-    def _moved(self, encoding: Encoding, stored: tuple[Stored, ...], kept: Tokens, after: Tokens) -> tuple[Stored, ...]:
-        if encoding.stores == "raw":
+    def _following(self) -> Tensor | None:
+        assert self._tokens is not None
+        try:
+            return self._tokens.next
+        except PositionError:
+            return None
+
+    def _moved(self, layer: LayerCache, stored: tuple[Stored, ...], kept: Tokens, after: Tokens) -> tuple[Stored, ...]:
+        if layer.encoding.stores == "raw":
             return stored  # rewritten at every step from where the tokens are then
         empty = Positions.pair(kept.slice(0, 0), kept)
         problems = []
-        for s in stored:
-            q = s.k[:, :, :0]
-            problems.append(Attention(q, s.k, s.k, empty, causal=False).replace(v=s.v, kf=s.features))
-        whole: Problem = problems[0]
-        if len(problems) > 1:
-            whole = _resplit(encoding, problems)
-        return tuple(Stored.of(leaf) for leaf in leaves(move(encoding, whole, after)))
+        for s, (head_dim, heads, kv_total) in zip(stored, layer.shape, strict=True):
+            p = Attention(s.k[:, :, :0], s.k, s.k, empty, causal=False)
+            problems.append(p.replace(v=s.v, kf=s.features, head_dim=head_dim, heads=heads, kv_total=kv_total))
+        whole = problems[0] if len(problems) == 1 else _resplit(layer.encoding, problems)
+        return tuple(Stored.of(leaf) for leaf in leaves(move(layer.encoding, whole, after)))
 
     def _refuse_state(self, error: type[Exception], why: str) -> None:
         for i, layer in enumerate(self._layers):
@@ -384,8 +415,34 @@ def _resplit(encoding: Encoding, problems: list[Attention]) -> Problem:
 
     made = build(encoding, "")
     if made is None or next(queue, None) is not None:
-        raise CacheError("keys of an encoding that splits problems more than once cannot be moved")
+        raise CannotEdit("keys of an encoding that splits problems in another way than by head cannot be moved")
     return made
+
+
+def _overrides(encoding: Encoding, hook: str) -> bool:
+    """Whether an encoding that is no combinator implements a hook."""
+    return any(
+        isinstance(e, Encoding) and not e.combines and getattr(type(e), hook) is not getattr(Encoding, hook)
+        for e in encoding.modules()
+    )
+
+
+def _same(given: Positions, here: Positions) -> bool:
+    """Whether two positions say the same; compiled graphs compare shapes only."""
+    if given.is_self != here.is_self or (given.order is None) != (here.order is None):
+        return False
+    pairs = [(given.order, here.order)] if given.order is not None else []
+    for a, b in ((given.query, here.query), (given.key, here.key)):
+        if a.columns.keys() != b.columns.keys():
+            return False
+        pairs += [(a.columns[name], b.columns[name]) for name in a.columns]
+    for one, other in pairs:
+        assert one is not None and other is not None
+        if one.shape[1:] != other.shape[1:] or (1 not in (one.shape[0], other.shape[0]) and one.shape != other.shape):
+            return False
+        if not torch.compiler.is_compiling() and not bool((one == other).all()):
+            return False
+    return True
 
 
 def _map_state(state: State, fn: object) -> State:

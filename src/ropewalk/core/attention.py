@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ropewalk.core.errors import ConfigError, NeedsHiddenStates, ShapeError, UnknownNameError, suggest
+from ropewalk.core.errors import CannotCompose, ConfigError, NeedsHiddenStates, ShapeError, UnknownNameError, suggest
 from ropewalk.core.positions import Chain, Positions, Tokens
 
 # ---- references: what terms, masks and finishers may read --------------------------------------------------------
@@ -205,6 +205,7 @@ class Attention:
 
     head_dim: int = field(default=0, kw_only=True)
     heads: tuple[int, int] = field(default=(0, 0), kw_only=True)  # (first, total) of these query heads
+    kv_total: int = field(default=0, kw_only=True)  # key heads of the layer that `heads` counts
     own_scale: float | None = field(default=None, kw_only=True)  # fixed by an encoding
     at: Chain = field(default=(), kw_only=True)
     scope: str = field(default="", kw_only=True)
@@ -222,6 +223,7 @@ class Attention:
             _check(self)
             object.__setattr__(self, "head_dim", self.q.shape[-1])
             object.__setattr__(self, "heads", (0, self.q.shape[1]))
+            object.__setattr__(self, "kv_total", self.k.shape[1])
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
@@ -271,8 +273,17 @@ class Attention:
     def kv_head_slice(self, per_head: Tensor, dim: int = 0) -> Tensor:
         """Cut these key heads out of something that is per key head of the whole layer."""
         first, total = self.heads
-        group = self.num_heads // self.num_kv_heads
-        return _cut(per_head, dim, first // group, self.num_kv_heads, total // group, "key heads")
+        if per_head.shape[dim] != self.kv_total:
+            raise ShapeError(
+                f"the encoding was made for {per_head.shape[dim]} key heads and the layer has {self.kv_total}; build it "
+                f"with num_kv_heads={self.kv_total}"
+            )
+        if self.num_heads == total and self.num_kv_heads == self.kv_total:
+            return per_head
+        # Which key head of the layer each key head of this problem is; groups that were cut hold a head more than once.
+        group, own = total // self.kv_total, self.num_heads // self.num_kv_heads
+        index = [(first + j * own) // group for j in range(self.num_kv_heads)]
+        return per_head.index_select(dim, torch.tensor(index, device=per_head.device))
 
     def coordinate(self, centred: bool = False) -> Coordinate:
         """Refer to the coordinates as they are for whoever asks now."""
@@ -320,7 +331,9 @@ class Attention:
     def with_features(self, q: Features | None = None, k: Features | None = None) -> Attention:
         """Attach features of the encoding that is being applied, by its own names; (B|1, H|1, S|1, r) each."""
         qf = {**self.qf, **{self.scope + name: t for name, t in (q or {}).items()}}
-        kf = {**self.kf, **{self.scope + name: t for name, t in (k or {}).items()}}
+        kf = dict(self.kf)
+        for name, t in (k or {}).items():  # a cache joins tokens: what is the same for all keys is written out
+            kf[self.scope + name] = t.expand(-1, -1, self.k.shape[2], -1) if t.shape[2] == 1 else t
         return self.replace(qf=qf, kf=kf)
 
     def add(self, *terms: Term) -> Attention:
@@ -384,6 +397,8 @@ class Attention:
     def select_queries(self, index: Tensor) -> Attention:
         """Return some of the queries only (1-D index); every key stays."""
         p = self.located()
+        if p.product is not None and p.product.rows_coupled:
+            raise CannotCompose("the scores of this problem couple its rows, so some of them cannot be computed apart")
         return p.replace(
             q=p.q[:, :, index],
             x=None if p.x is None else p.x[:, index],
@@ -406,8 +421,8 @@ class Attention:
             """Cut a key-side tensor; one head for each query head where the groups are cut through."""
             if t.shape[1] == 1 and kv != 1:
                 return t
-            if t.shape[1] == total and total != kv:
-                return t[:, start:stop]
+            if t.shape[1] != kv:  # one a query head, or one a head of before the heads were multiplied
+                return t.repeat_interleave(total // t.shape[1], 1)[:, start:stop]
             t = t[:, first:last]
             return t if shared else t.repeat_interleave(group, 1)[:, start - first * group :][:, :n]
 
@@ -444,8 +459,8 @@ class Attention:
     def read(self, ref: Ref, side: str, centre: bool = False) -> Tensor:
         """Return what a reference stands for on one side, (B|1, h, S|1, r).
 
-        ``centre``: subtract from references whose common offset is immaterial the value in the middle of the
-        keys, in float64, so that what is left survives a cast to float32.
+        ``centre``: subtract from references whose common offset is immaterial the middle of the keys', in
+        float64, so that what is left survives a cast to float32.
         """
         if isinstance(ref, Feature):
             value = (self.qf if side == "q" else self.kf)[ref.name]
@@ -464,8 +479,14 @@ class Attention:
         return value
 
     def _centre(self, ref: Feature | Coordinate) -> Tensor:
-        keys = self.read(ref, "k").detach()
-        middle = keys[:, :, keys.shape[2] // 2 :][:, :, :1].double()
+        keys = self.read(ref, "k").detach().double()
+        valid = None if self.positions is None else self.positions.key.columns.get("valid")
+        low = high = keys
+        if valid is not None:  # padding is often given position 0, wherever the sequence is
+            real = valid[:, None, :, None]
+            low, high = keys.masked_fill(~real, torch.inf), keys.masked_fill(~real, -torch.inf)
+        middle = (low.amin(2, keepdim=True) + high.amax(2, keepdim=True)) / 2
+        middle = middle.nan_to_num(0.0) if valid is not None else middle  # a row of padding alone
         if middle.shape[1] not in (1, self.num_heads) and isinstance(ref, Feature):
             middle = middle.mean(1, keepdim=True)
         return middle
@@ -610,8 +631,8 @@ def _check(p: Attention) -> None:
         if x is not None and (x.ndim != 3 or x.shape[0] != b or x.shape[1] != length):
             raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected ({b}, {length}, hidden)")
     if p.mask is not None:
-        check_mask(p, p.mask)
-    if p.window is not None and (isinstance(p.window, bool) or p.window < 1):
+        check_mask(p, p.mask, exact=False)
+    if p.window is not None and (isinstance(p.window, bool) or not isinstance(p.window, int) or p.window < 1):
         raise ConfigError(f"window is the number of keys a query sees, at least 1; got {p.window!r}")
     if p.softcap is not None and not p.softcap > 0:
         raise ConfigError(f"softcap is positive; got {p.softcap!r}")
@@ -635,10 +656,10 @@ def check_positions(p: Attention, positions: Positions, new_keys: bool = False) 
             )
 
 
-def check_mask(p: Attention, mask: Tensor) -> None:
-    """Check a user's mask against the tensors of a problem."""
+def check_mask(p: Attention, mask: Tensor, exact: bool = True) -> None:
+    """Check a user's mask against the tensors of a problem; for new tokens of a cache it covers the older keys too."""
     (b, h, n, _), m = p.q.shape, p.k.shape[2]
-    fits = mask.ndim in (2, 4) and tuple(mask.shape[-2:]) == (n, m)
+    fits = mask.ndim in (2, 4) and mask.shape[-2] == n and (mask.shape[-1] == m if exact else mask.shape[-1] >= m)
     fits = fits and (mask.ndim == 2 or (mask.shape[0] in (1, b) and mask.shape[1] in (1, h)))
     if not fits or mask.dtype != torch.bool:
         raise ShapeError(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ropewalk.core.attention import Attention, Parts, Problem, leaves
 from ropewalk.core.encoding import Encoding, State, move, observe, rewrite, settle
-from ropewalk.core.errors import CannotCompose, ConfigError, ShapeError
+from ropewalk.core.errors import CannotCompose, CannotEdit, ConfigError, ShapeError
 from ropewalk.core.positions import Chain, Positions, Tokens
 
 
@@ -27,6 +27,7 @@ class Sequential(Encoding):
     """
 
     structure = "chain"
+    combines = True
 
     def __init__(self, *encodings: Encoding) -> None:
         super().__init__()
@@ -72,8 +73,18 @@ class Sequential(Encoding):
     def move(self, problem: Attention, tokens: Tokens) -> Attention:
         p: Problem = problem
         scope = p.scope
+        turned = None
         for i, child in enumerate(self):
+            before = [leaf.k for leaf in leaves(p)]
             p = move(child, p.enter(str(i)), tokens).leave(scope)
+            if any(leaf.k is not k for leaf, k in zip(leaves(p), before, strict=True)):
+                if turned is not None:
+                    # The keys of the first were turned by the second: moving them in the same order moves other numbers.
+                    raise CannotEdit(
+                        f"{type(turned).__name__} and {type(child).__name__} both change the cached keys, and only the last "
+                        "change can be moved; encode the edited sequence anew"
+                    )
+                turned = child
         return cast("Attention", p)
 
     def embed(self, x: Tensor, positions: Positions | None = None, at: Chain = ()) -> Tensor:
@@ -106,6 +117,8 @@ class Partial(Encoding):
     Raises:
         CannotCompose: the encoding is not a dot product (several scores, a product of its own, split heads).
     """
+
+    combines = True
 
     def __init__(self, encoding: Encoding, dims: int) -> None:
         super().__init__()
@@ -145,6 +158,13 @@ class Partial(Encoding):
     def rewrite(self, problem: Attention) -> Problem:
         return self._outer(rewrite(self.encoding, self._inner(problem)), problem)
 
+    def settle(self, problem: Attention) -> Attention:
+        width = problem.k.shape[-1] - (problem.head_dim - self.dims)
+        inner = problem.replace(q=problem.q[..., :width], k=problem.k[..., :width], head_dim=self.dims)
+        settled = cast("Attention", settle(self.encoding, inner))
+        k = torch.cat([settled.k, problem.k[..., width:]], -1)
+        return settled.replace(q=problem.q, k=k, head_dim=problem.head_dim)
+
     def move(self, problem: Attention, tokens: Tokens) -> Attention:
         width = problem.k.shape[-1] - (problem.head_dim - self.dims)  # the encoding may have widened its channels
         inner = problem.replace(k=problem.k[..., :width], head_dim=self.dims)
@@ -175,6 +195,7 @@ class PerHead(Encoding):
     """
 
     structure = "split"
+    combines = True
 
     def __init__(self, encodings: Sequence[Encoding], sizes: Sequence[int] | None = None) -> None:
         super().__init__()
@@ -211,12 +232,17 @@ class PerHead(Encoding):
         """Apply a hook of each child to its own item, which counts its heads from 0 meanwhile."""
         out, scope = [], parts.scope
         for i, (child, item) in enumerate(zip(self, parts.items, strict=True)):
-            heads = _heads(item)
-            count = sum(leaf.num_heads for leaf in leaves(item))
-            out.append(_renumber(apply(i, child, _renumber(item.enter(str(i)), (0, count))).leave(scope), heads))
+            first = leaves(item)[0]
+            own = _renumber(item.enter(str(i)), (0, _count(item, "q")), _count(item, "k"))
+            out.append(_renumber(apply(i, child, own).leave(scope), first.heads, first.kv_total))
         return parts.with_items(out)
 
-    def observe(self, problem: Attention, state: State = None) -> tuple[Problem, State]:
+    def observe(self, problem: Problem, state: State = None) -> tuple[Problem, State]:
+        if isinstance(problem, Parts):
+            raise CannotCompose(
+                "PerHead deals out the heads of a layer, and they were dealt out already; combine encodings head by head: "
+                "PerHead([Sequential(a, b), ...])"
+            )
         start, items = 0, []
         for size in self._sizes(problem.num_heads):
             items.append(problem.select_heads(start, start + size))
@@ -275,18 +301,22 @@ class PerLayer(nn.ModuleList):
         super().__init__(encodings)
 
 
-def _heads(problem: Problem) -> tuple[int, int]:
-    return leaves(problem)[0].heads
+def _count(problem: Problem, side: str) -> int:
+    """Query or key heads of an item; problems that are not dealt out by head have the same ones."""
+    if isinstance(problem, Attention):
+        return problem.num_heads if side == "q" else problem.num_kv_heads
+    counts = [_count(item, side) for item in problem.items]
+    return sum(counts) if problem.by_head else counts[0]
 
 
-def _renumber(problem: Problem, heads: tuple[int, int]) -> Problem:
+def _renumber(problem: Problem, heads: tuple[int, int], kv_total: int) -> Problem:
     """Say which heads of how many an item holds: its own for a child, the layer's for everybody else."""
     if isinstance(problem, Attention):
-        return problem.replace(heads=heads)
+        return problem.replace(heads=heads, kv_total=kv_total)
     first, items = heads[0], []
     for item in problem.items:
-        items.append(_renumber(item, (first, heads[1])))
-        first += sum(leaf.num_heads for leaf in leaves(item))
+        items.append(_renumber(item, (first, heads[1]), kv_total))
+        first += _count(item, "q") if problem.by_head else 0
     return problem.with_items(items)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.core import rotation
-from ropewalk.core.attention import Attention, Pair, Parts, Pointwise, Problem
+from ropewalk.core.attention import Attention, Pair, Parts, Pointwise, Problem, leaves
 from ropewalk.core.errors import CannotEdit, ConfigError, NotRotation, PositionError, ShapeError, UnknownNameError
 from ropewalk.core.positions import Chain, Positions, Tokens
 
@@ -46,6 +46,9 @@ class Encoding(nn.Module):
 
     structure: ClassVar[Literal["leaf", "chain", "split"]] = "leaf"
     """How a combinator relates to problems that were split: it hands them on whole, or is the one that splits."""
+
+    combines: ClassVar[bool] = False
+    """Whether it only hands hooks on to encodings it is made of."""
 
     # ---- the hooks --------------------------------------------------------------------------------------------
 
@@ -100,7 +103,11 @@ class Encoding(nn.Module):
             drawn = self.draw(problem.where)
             if drawn is not problem.positions:
                 problem = problem.replace(positions=drawn)
-        return rewrite(self, observe(self, problem)[0])
+        scope = problem.scope
+        used = sum(len(p.qf) + len(p.kf) for p in leaves(problem))
+        if used:  # a problem that was encoded before: its features keep their names, ours get others
+            problem = problem.enter(f"+{used}")
+        return rewrite(self, observe(self, problem)[0]).leave(scope)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Positions | Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return q and k as encoded, for one's own attention call; refused by what is more than a map of q and k."""
@@ -178,7 +185,7 @@ class Encoding(nn.Module):
             derived = self.__dict__.get("_derived", {})
             alone = alone or any(name not in derived for name, _ in self.named_buffers())
             for name, value in vars(self).items():
-                if name.startswith("_") or name == "training":
+                if name in _MODULE_ATTRIBUTES:
                     continue
                 if _is_value(value):
                     plain.append((name, value))
@@ -189,7 +196,7 @@ class Encoding(nn.Module):
         return key
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__.get("_derived", {}) and name not in self.__dict__.get("_buffers", {}):
+        if name in self.__dict__.get("_derived", {}):
             raise ConfigError(f"{name} follows from hyper-parameters; build a new {type(self).__name__} instead")
         self.__dict__.pop("_key", None)
         super().__setattr__(name, value)
@@ -198,6 +205,9 @@ class Encoding(nn.Module):
         state = self.__dict__.copy()
         state.pop("_key", None)
         return state
+
+
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) | {"_derived", "_key"}
 
 
 def _is_value(value: Any) -> bool:
@@ -213,9 +223,7 @@ def _is_value(value: Any) -> bool:
 
 def _alike(encoding: Encoding, problem: Problem) -> bool:
     """Whether each item of a split problem is treated alike, because the encoding does not look at the split."""
-    if not isinstance(problem, Parts) or encoding.structure == "chain":
-        return False
-    return not (encoding.structure == "split" and problem.owner == problem.scope)
+    return isinstance(problem, Parts) and encoding.structure == "leaf"
 
 
 def observe(encoding: Encoding, problem: Problem, state: State = None) -> tuple[Problem, State]:
@@ -328,6 +336,7 @@ class Rotary(Encoding):
     def move(self, problem: Attention, tokens: Tokens) -> Attention:
         """Turn the stored keys on by the difference of the angles."""
         p = problem
+        check_axes(self, tokens.coordinates(p.at), self.axes)
         now = self.angles(tokens.coordinates(p.at))
         was = self.angles(p.where.key.coordinates(p.at))
         angles = now - was
@@ -380,7 +389,7 @@ class Bias(Encoding):
     def rewrite(self, problem: Attention) -> Problem:
         """Add one pointwise term."""
         p = problem
-        check_axes(self, p.where.query.position, self.axes)
+        check_axes(self, p.where.query.coordinates(p.at), self.axes)
         scalars: list[str] = []
         table = None
         given = self.per_head(p.heads[1])
@@ -460,6 +469,12 @@ class ModuleMap:
 
     def __init__(self, module: Coordinates) -> None:
         self.module = module
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ModuleMap) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
     @property
     def learned(self) -> bool:

@@ -22,6 +22,7 @@ from ropewalk.core.errors import NeedsColumn, PositionError, ShapeError
 T = TypeVar("T")
 
 EXACT = 2**53  # float64 holds every integer up to here
+_ALLOWED = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float64, torch.float32)
 _HELD = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24}
 
 
@@ -74,6 +75,9 @@ class Tokens:
         self._next = next
         self._memo: dict[Hashable, Any] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokens, (self.columns, self.sequence, self._next)  # tables are made anew where they are needed
+
     # ---- building -------------------------------------------------------------------------------------------
 
     @classmethod
@@ -123,7 +127,7 @@ class Tokens:
     ) -> Tokens:
         """Take positions as they are given, checked: (S,), (b, S) or (b, S, axes); integer or real."""
         position = _position(position)
-        n = position.shape[1]
+        n, rows = position.shape[1], position.shape[0]
         made = {"position": position}
         if document_ids is not None:
             made["document"] = _documents(document_ids, n)
@@ -135,6 +139,11 @@ class Tokens:
                     f"column {name!r} has shape {tuple(column.shape)}; columns start with (batch or 1, {n})"
                 )
             made[name] = _plain_tensor(column)
+        for name, column in made.items():
+            if 1 not in (rows, column.shape[0]) and column.shape[0] != rows:
+                raise PositionError(
+                    f"positions have {rows} rows and {name!r} has {column.shape[0]}; give 1 row or as many"
+                )
         if next is not None:
             next = torch.as_tensor(next, device=position.device).reshape(-1)
         return cls(made, next=next)
@@ -218,25 +227,29 @@ class Tokens:
         valid = self.columns.get("valid")
         if valid is None:
             valid = torch.ones_like(position, dtype=torch.bool)
-        # The running maximum over the real tokens of a document says whether each lies beyond all before it.
         document = self.columns.get("document", torch.zeros_like(position))
+        rows = max(position.shape[0], valid.shape[0], document.shape[0])
+        position, valid, document = (t.expand(rows, n) for t in (position, valid, document))
         index = torch.arange(n, device=position.device)
         last = torch.where(valid, index, -1).amax(-1)
-        same = document[:, 1:] == document[:, :-1]
-        rising = ~(valid[:, 1:] & valid[:, :-1] & same) | (position[:, 1:] > position[:, :-1])
-        sure = rising.all() & (last >= 0).all()
+        # Each real token has to lie beyond the real token before it, where both are of one document.
+        before = torch.where(valid, index, -1).cummax(-1).values.roll(1, -1)
+        before[:, 0] = -1
+        there = before.clamp(min=0)
+        beyond = (position > position.gather(1, there)) | (document != document.gather(1, there))
+        sure = (beyond | ~valid | (before < 0)).all() & (last >= 0).all()
         message = f"what follows positions that do not rise from token to token would be a guess; {advice}"
         if is_compiling():
             torch._assert_async(sure, message)
         elif not sure:
             raise PositionError(message)
-        rows = max(position.shape[0], last.shape[0])
-        return position.expand(rows, n).gather(1, last.clamp(min=0).expand(rows)[:, None])[:, 0] + 1
+        return position.gather(1, last.clamp(min=0)[:, None])[:, 0] + 1
 
     # ---- making others --------------------------------------------------------------------------------------
 
     def continuing(self, n: int) -> Tokens:
         """Return the ``n`` tokens that follow these: next positions on every axis, same document as the last real one."""
+        _whole("number of tokens", n, 0)
         step = torch.arange(n, device=self.device)
         following = self.next.to(self.position.dtype)
         position = following[:, None] + step
@@ -298,6 +311,10 @@ class Tokens:
             {name: pick(c) for name, c in self.sequence.items()},
             None if self._next is None else pick(self._next),
         )
+
+    def with_next(self, next: Tensor | None) -> Tokens:
+        """Return the same tokens, with what follows them said (or, by None, left to be found)."""
+        return Tokens(self.columns, self.sequence, next)
 
     def with_columns(self, **columns: Tensor) -> Tokens:
         """Return the same tokens with further (or other) columns."""
@@ -365,13 +382,19 @@ class Positions:
             raise PositionError("give either one tensor of positions, or both q= and k=")
         if position is not None:
             if isinstance(position, Tokens):
+                _nothing_else("Tokens carry their own facts", document_ids, cu_seqlens, valid, columns, next)
                 side = position
             else:
-                tensor = position if isinstance(position, Tensor) else torch.as_tensor(position)
-                ids = _from_cu_seqlens(cu_seqlens, tensor.shape[-1 if tensor.ndim < 2 else 1], document_ids)
+                tensor = position if isinstance(position, Tensor) else _from_list(position)
+                _check_shape(tensor)
+                ids = _from_cu_seqlens(cu_seqlens, tensor.shape[0 if tensor.ndim < 2 else 1], document_ids)
                 side = Tokens.of(tensor, document_ids=ids, valid=valid, columns=columns, next=next)
             self.query = self.key = side
         else:
+            _nothing_else(
+                "each side carries its own facts: give q= and k= as Positions(...) with them",
+                document_ids, cu_seqlens, valid, columns, next,
+            )  # fmt: skip
             self.query, self.key = _side(q, "query"), _side(k, "key")
         if order is not None:
             order = torch.as_tensor(order, device=self.query.device)
@@ -399,6 +422,9 @@ class Positions:
         """Count from ``offset``: over the real tokens only, and anew in each packed document."""
         ids = _from_cu_seqlens(cu_seqlens, n, document_ids)
         return cls(Tokens.arange(n, offset=offset, batch=batch, document_ids=ids, valid=valid, device=device))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Positions.pair, (self.query, self.key, self.order)
 
     @property
     def is_self(self) -> bool:
@@ -468,30 +494,34 @@ def _side(side: Tensor | Tokens | Positions | None, name: str) -> Tokens:
     if isinstance(side, Tokens):
         return side
     assert side is not None
-    return Tokens.of(torch.as_tensor(side))
+    return Tokens.of(side if isinstance(side, Tensor) else _from_list(side))
 
 
 def _position(position: Tensor) -> Tensor:
     """Check positions and bring them to (b, S[, axes]) int64 or float64."""
+    _check_shape(position)
+    check_position(position)
     if position.ndim == 1:
         position = position[None]
-    if position.ndim not in (2, 3):
+    return _plain_tensor(position.double() if position.is_floating_point() else position.long())
+
+
+def _check_shape(position: Tensor) -> None:
+    if position.ndim not in (1, 2, 3):
         raise PositionError(
             f"positions of shape {tuple(position.shape)}; allowed are (S,), (batch, S) and (batch, S, axes)"
         )
-    check_position(position)
-    return _plain_tensor(position.double() if position.is_floating_point() else position.long())
 
 
 def check_position(position: Tensor) -> None:
     """Check that numbers can be positions: finite, and in a dtype that holds them exactly."""
-    if position.dtype == torch.bool or position.is_complex():
-        raise PositionError(f"positions are integers or real numbers, got {position.dtype}")
     if position.dtype in (torch.float16, torch.bfloat16):
         raise PositionError(
             f"positions in {position.dtype} are exact only up to {_HELD[position.dtype]}: neighbouring ids would "
             "coincide. Keep positions in int64 (or float64), also in a low-precision model"
         )
+    if position.dtype not in _ALLOWED:
+        raise PositionError(f"positions are integers or real numbers in one of {_ALLOWED}; got {position.dtype}")
     real = position.is_floating_point()
     if is_compiling():
         if real:
@@ -500,11 +530,22 @@ def check_position(position: Tensor) -> None:
         if real and not bool(position.isfinite().all()):
             raise PositionError("positions are NaN or infinite; look at where they were computed")
         limit = _HELD.get(position.dtype, EXACT)
-        if bool((position.abs() > limit).any()):
+        wide = position if real else position.long()
+        if bool(((wide > limit) | (wide < -limit)).any()):
             raise PositionError(
-                f"positions up to {position.abs().max().item():.17g} do not fit {position.dtype} exactly (limit {limit}); "
-                "use int64 or float64"
+                f"positions from {wide.min().item():.17g} to {wide.max().item():.17g} do not fit {position.dtype} exactly "
+                f"(limit {limit}); use int64 or float64"
             )
+
+
+def _from_list(position: Sequence[float]) -> Tensor:
+    tensor = torch.as_tensor(position)
+    return torch.as_tensor(position, dtype=torch.float64) if tensor.is_floating_point() else tensor
+
+
+def _nothing_else(why: str, *facts: object) -> None:
+    if any(fact is not None for fact in facts):
+        raise PositionError(f"document_ids, cu_seqlens, valid, columns and next go with a tensor of positions; {why}")
 
 
 def _plain_tensor(tensor: Tensor) -> Tensor:

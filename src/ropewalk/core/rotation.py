@@ -190,7 +190,9 @@ def _eager(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool)
     if x.ndim > 1 and x.device.type == "cpu":
         blocks = max(1, min(x.shape[-2], -(-x.numel() // (_BLOCK * torch.get_num_threads()))))
     if pairing == "interleaved":
-        cis = _cis(cos, sin, inverse)
+        cis = _cis(cos, sin)
+        if inverse:
+            cis = torch.conj_physical(cis)  # conj() would be lazy, and more expensive when it is resolved
         if blocks == 1 or (x.dtype == dtype and width == x.shape[-1]):  # a single pass needs no blocks
             return _turn_neighbours(x, cis, width)
         return _turn_neighbours_in_blocks(x, cis, width, blocks)
@@ -201,8 +203,8 @@ def _eager(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool)
     return _turn_halves_in_blocks(x, cos, sin, width, inverse, blocks)
 
 
-def _cis(cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
-    """Return cos ± i sin: for large tables laid out side by side (as `tables` does if asked) a view."""
+def _cis(cos: Tensor, sin: Tensor) -> Tensor:
+    """Return cos + i sin: for large tables laid out side by side (as `tables` does if asked) a view."""
     if (
         cos.numel() > 1 << 12  # below, joining is cheaper than asking
         and cos.stride() == sin.stride()
@@ -210,11 +212,10 @@ def _cis(cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
         and sin.data_ptr() - cos.data_ptr() == cos.element_size()
     ):
         try:
-            cis = torch.view_as_complex(cos.as_strided((*cos.shape, 2), (*cos.stride(), 1)))
-            return cis.conj() if inverse else cis
+            return torch.view_as_complex(cos.as_strided((*cos.shape, 2), (*cos.stride(), 1)))
         except RuntimeError:  # side by side by accident, at an odd offset
             pass
-    return torch.complex(cos, -sin if inverse else sin)
+    return torch.complex(cos, sin)
 
 
 def _as_complex(y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -238,7 +239,7 @@ def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor, width: int, inverse: bool)
     if inverse:  # to turn (a, b) by -φ is to turn (b, a) by φ
         a, b = b, a
     c = a.mul(cos).addcmul_(b, sin, value=-1)
-    d = a.mul(sin).addcmul_(b, cos)
+    d = b.mul(cos).addcmul_(a, sin)
     y = torch.cat((d, c) if inverse else (c, d), -1).to(x.dtype)
     return y if width == x.shape[-1] else torch.cat((y, x[..., width:]), -1)
 
