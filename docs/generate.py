@@ -54,7 +54,8 @@ def entry(record: Record) -> str:
         f"- `{call}`" + (f"; needs {', '.join(record.needs)}" if record.needs else ""),
         f"- {traits(record)}",
         *[f"- {claim}" for claim in record.traits.reduces_to],
-        f"- {record.authors}. *{record.paper}.* [arXiv {record.arxiv}](https://arxiv.org/abs/{record.arxiv}), {record.year}",
+        f"- {record.authors}. *{record.paper}.* "
+        f"[arXiv {record.arxiv}](https://arxiv.org/abs/{record.arxiv}), {record.year}",
         "",
     ]
     return "\n".join(lines)

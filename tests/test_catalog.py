@@ -60,9 +60,7 @@ def test_json_round_trip():
 
 
 def test_traits_to_filter_by_are_the_boolean_ones():
-    assert {
-        name for name in PLAIN.as_dict()["traits"] if isinstance(getattr(PLAIN.traits, name), bool)
-    } == set(TRAITS)
+    assert {name for name in PLAIN.as_dict()["traits"] if isinstance(getattr(PLAIN.traits, name), bool)} == set(TRAITS)
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,7 @@ def run(capsys, monkeypatch):
     return call
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["list"], ["list", "--json"], ["show", "rope"], ["--version"]]
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "--json"], ["show", "rope"], ["--version"]])
 def test_needs_no_torch(arguments):
     done = ropewalk(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
@@ -95,9 +93,7 @@ def test_colour_only_where_it_is_wanted():
     assert "\x1b[" in ropewalk("list", FORCE_COLOR="1", NO_COLOR="", TERM="xterm-256color").stdout
     assert "\x1b[" not in ropewalk("list").stdout
     # no colours, though bold and dim are allowed
-    codes = re.findall(
-        r"\x1b\[([\d;]*)m", ropewalk("list", FORCE_COLOR="1", NO_COLOR="1", TERM="xterm").stdout
-    )
+    codes = re.findall(r"\x1b\[([\d;]*)m", ropewalk("list", FORCE_COLOR="1", NO_COLOR="1", TERM="xterm").stdout)
     assert set(codes) <= {"0", "1", "2"}
 
 

@@ -264,10 +264,10 @@ def _gather(cos: Tensor, sin: Tensor, position_ids: Tensor, x: Tensor) -> tuple[
             f"position_ids are {tuple(position_ids.shape)} and input is {tuple(x.shape)}; allowed are (batch, seq) and "
             f"(seq,) with seq = {x.shape[-2]}"
         )
-    known = position_ids.device.type == "cpu" and position_ids.numel() > 0 and not torch.compiler.is_compiling()
-    if known and type(position_ids) is Tensor:  # negative ids would silently count from the end
+    readable = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    if readable and position_ids.device.type == "cpu" and type(position_ids) is Tensor and position_ids.numel():
         low, high = int(position_ids.min()), int(position_ids.max())
-        if low < 0 or high >= cos.shape[0]:
+        if low < 0 or high >= cos.shape[0]:  # negative ids would silently count from the end
             raise PositionError(
                 f"position_ids run from {low} to {high}, the caches from 0 to {cos.shape[0] - 1}. Make longer caches, "
                 "or tables for these very positions: rotary_tables(position_ids, ...)"
