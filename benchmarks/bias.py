@@ -1,6 +1,6 @@
 """Attention with encodings, as a ratio to plain causal ``scaled_dot_product_attention`` of the same q, k and v.
 
-    python benchmarks/bias.py [--json] [--lengths 1024,2048,4096] [--seconds 10] [--threads 2] [--no-decode]
+    python benchmarks/bias.py [--json] [--lengths 1024,2048,4096] [--seconds 10] [--threads 1] [--no-decode]
 
 "forward" runs under ``no_grad``, "forward+backward" with gradients for q, k, v and whatever the encoding learns. The
 bias held as an attn_mask is built before the clock starts, which flatters it. "largest" is the largest tensor that a
@@ -8,6 +8,8 @@ forward pass makes: it grows with S where a bias is folded, and with S² where i
 
 Weights far from the query underflow to denormal numbers, on which CPUs are slow. The times are taken with denormals
 flushed to zero (said at process start, before torch's threads exist) and again, in a process of its own, without.
+
+One thread is the default: two that wait for each other are at the mercy of whoever else uses the machine.
 """
 
 from __future__ import annotations
@@ -211,17 +213,17 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--lengths", default="1024,2048,4096")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each comparison")
-    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-decode", action="store_true")
     parser.add_argument("--unflushed-only", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if not args.unflushed_only:
         prepare()
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     lengths = [int(n) for n in args.lengths.split(",")]
-    quiet()
+    if not quiet():
+        print("the machine is not quiet", file=sys.stderr)
     results = [measure(n, args.seconds) for n in lengths]
     if args.unflushed_only:
         print(json.dumps(results))

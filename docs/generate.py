@@ -10,8 +10,8 @@ from ropewalk.catalog import RECORDS, Record
 PAGE = Path(__file__).parent / "encodings.md"
 HEAD = """# Encodings
 
-Every encoding of the catalog, from its record and the docstring of its class. Made by `python docs/generate.py`; traits are claims
-that the contract suite checks (`make test`).
+Every encoding of the catalog, from its record and the docstring of its class. Made by `python docs/generate.py`; traits are
+claims that the contract suite checks (`make test`).
 
 """
 
