@@ -274,6 +274,7 @@ class KVCache:
 
     def snapshot(self) -> Snapshot:
         """Return everything the cache holds, as a value; nothing is copied, since nothing is changed in place."""
+        self._between_steps("snapshot")
         return Snapshot(self._tokens, tuple((layer.stored, layer.state) for layer in self._layers))
 
     def restore(self, snapshot: Snapshot) -> None:
