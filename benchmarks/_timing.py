@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 class Spread(NamedTuple):
@@ -28,10 +33,22 @@ def prepare() -> None:
     # Denormals are many times slower than other numbers. The switch is inherited by threads when they start, so it
     # must be set before the first parallel operation.
     torch.set_flush_denormal(True)
-    # glibc maps the first large blocks anew each time, and page faults then cost more than the copy that is measured;
-    # having freed one of almost 32 MiB, it keeps all smaller ones. (Larger ones it always maps anew.)
+    fresh()
+
+
+def fresh() -> None:
+    """Bring the memory allocator to one state, whatever was measured before.
+
+    What a clone costs depends on where its memory comes from: glibc maps new pages for blocks of more than 32 MiB (and
+    for smaller ones until one of their size was freed), and the page faults then cost several times the copy. After
+    this call, blocks below 32 MiB are kept and reused, larger ones are mapped anew, as in any process that has run for
+    a while and is left to the defaults.
+    """
+    gc.collect()
     for _ in range(3):
         torch.ones(31 << 20, dtype=torch.uint8)
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def header() -> str:
@@ -85,18 +102,31 @@ def quiet(patience: float = 60.0) -> bool:
     Two threads that must meet after each operation are slowed out of all proportion by a third one: without this,
     figures from a shared machine say more about the neighbours than about the code.
     """
-    if not os.path.exists("/proc/stat"):
-        return True
-
-    def busy() -> int:
-        with open("/proc/stat") as lines:
-            user, nice, system, _, _, irq, soft, steal, *_ = map(int, lines.readline().split()[1:])
-        return user + nice + system + irq + soft + steal
-
     end = time.perf_counter() + patience
     while time.perf_counter() < end:
-        before = busy()
+        before = _others()
         time.sleep(0.5)
-        if busy() - before <= 5:  # hundredths of a second
+        if _others() - before <= 0.05:
             return True
     return False
+
+
+def undisturbed(measure: Callable[[], T], patience: float = 60.0) -> tuple[T, bool]:
+    """Measure, again and again, until other processes stayed out of it; the result, and whether one ever did."""
+    end = time.perf_counter() + patience
+    while True:
+        quiet(end - time.perf_counter())
+        before, start = _others(), time.perf_counter()
+        result = measure()
+        alone = _others() - before <= 0.05 * (time.perf_counter() - start)
+        if alone or time.perf_counter() > end:
+            return result, alone
+
+
+def _others() -> float:
+    """Return the seconds of processor time that other processes (and other machines on this host) have taken."""
+    if not os.path.exists("/proc/stat"):
+        return 0.0
+    with open("/proc/stat") as lines:
+        user, nice, system, _, _, irq, soft, steal, *_ = map(int, lines.readline().split()[1:])
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK") - time.process_time()

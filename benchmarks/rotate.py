@@ -7,13 +7,15 @@ transformers if that is installed (it rounds the tables to the dtype of x). bf16
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import time
+from functools import partial
 from typing import Any
 
 import torch
-from _timing import Spread, header, prepare, quiet, ratios, rounds, spread
+from _timing import Spread, fresh, header, prepare, ratios, rounds, spread, undisturbed
 from torch import Tensor
 
 from ropewalk.core.rotation import Pairing, _plain, rotate, tables
@@ -35,22 +37,25 @@ def case(shape: tuple[int, ...], dtype: torch.dtype, layout: str, pairing: Pairi
 
 def measure(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, seconds: float) -> dict[str, Spread]:
     leaf, up = x.detach().clone().requires_grad_(), torch.randn_like(x)
-    candidates: dict[str, Any] = {
+    ours = {
         "clone": x.clone,
         "forward": lambda: rotate(x, cos, sin, pairing),
         "forward+backward": lambda: torch.autograd.grad(rotate(leaf, cos, sin, pairing), leaf, up),
-        "plain": lambda: _plain(x, cos, sin, pairing, False),
     }
+    theirs = {"clone": x.clone, "plain": lambda: _plain(x, cos, sin, pairing, False)}
     if pairing == "half":
-        try:
+        with contextlib.suppress(ImportError):
             from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-        except ImportError:
-            pass
-        else:
+
             twice = [torch.cat((t, t), -1)[:, 0].to(x.dtype) for t in (cos, sin)]
-            # it turns q and k together; a narrow k keeps the comparison to one tensor
-            candidates["hf"] = lambda: apply_rotary_pos_emb(x, x[:, :0], *twice)
-    return ratios(candidates, "clone", seconds)
+            # it turns q and k together: no heads of k keep this to one tensor
+            theirs["hf"] = lambda: apply_rotary_pos_emb(x, x[:, :0], *twice)
+    # Apart, because the temporary tensors of the others leave the allocator in another state.
+    got = {}
+    for candidates in (ours, theirs):
+        fresh()
+        got |= ratios(candidates, "clone", seconds)
+    return got
 
 
 def one_token(dtype: torch.dtype, seconds: float) -> dict[str, Spread]:
@@ -76,37 +81,35 @@ def one_token(dtype: torch.dtype, seconds: float) -> dict[str, Spread]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
-    parser.add_argument("--seconds", type=float, default=1.5, help="seconds a row (default 1.5)")
-    parser.add_argument("--wait", type=float, default=20.0, help="seconds to wait for a quiet machine before a row")
+    parser.add_argument("--seconds", type=float, default=1.5, help="seconds a measurement (default 1.5)")
+    parser.add_argument("--wait", type=float, default=20.0, help="seconds to try for an undisturbed row (default 20)")
     args = parser.parse_args()
 
     prepare()
     torch.manual_seed(0)
     print(header())
-    print("times x.clone(): median (quartiles); rows marked * were measured while other processes ran\n")
+    print("times x.clone(): median (quartiles); rows marked * were disturbed by other processes\n")
     print(
         f"{'shape':<18}{'layout':<12}{'dtype':<6}{'pairing':<13}{'forward':<19}{'forward+backward':<19}{'plain':<19}hf"
     )
     rows = []
     for shape, layout, dtype, pairing in itertools.product(SHAPES, ("contiguous", "transposed"), DTYPES, PAIRINGS):
         x, cos, sin = case(shape, DTYPES[dtype], layout, pairing)
-        alone = quiet(args.wait)
-        got = measure(x, cos, sin, pairing, args.seconds)
+        got, alone = undisturbed(partial(measure, x, cos, sin, pairing, args.seconds), args.wait)
         print(
             f"{'x'.join(map(str, shape)):<18}{layout:<12}{dtype:<6}{pairing:<13}{got['forward']!s:<19}"
             f"{got['forward+backward']!s:<19}{got['plain']!s:<19}{got.get('hf', '-')}{'' if alone else ' *'}",
             flush=True,
         )
         rows.append(
-            {"shape": shape, "layout": layout, "dtype": dtype, "pairing": pairing, "quiet": alone}
+            {"shape": shape, "layout": layout, "dtype": dtype, "pairing": pairing, "undisturbed": alone}
             | {name: value._asdict() for name, value in got.items()}
         )
     print("\none token, 8 heads of 64, in microseconds")
     tokens = {}
     for dtype in DTYPES:
-        quiet(args.wait)
         with torch.no_grad():
-            tokens[dtype] = one_token(DTYPES[dtype], args.seconds)
+            tokens[dtype], _ = undisturbed(partial(one_token, DTYPES[dtype], args.seconds), args.wait)
         print(f"{dtype}  " + "   ".join(f"{name} {value}" for name, value in tokens[dtype].items()))
     if args.json:
         figures = {

@@ -39,6 +39,7 @@ def _reference(x, cos, sin, pairing, inverse=False):
     pairs = cos.shape[-1]
     x, cos, sin = x.double(), cos.double(), -sin.double() if inverse else sin.double()
     first, second = zip(*(_channels(pairing, i, pairs) for i in range(pairs)), strict=True)
+    x = x.expand(torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]) + x.shape[-1:])
     a, b, out = x[..., list(first)], x[..., list(second)], x.clone()
     out[..., list(first)] = a * cos - b * sin
     out[..., list(second)] = a * sin + b * cos

@@ -148,7 +148,7 @@ def _must_be_plain(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
         or forward_ad._current_level >= 0
         or (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
         or (type(x) is not Tensor and type(x) is not torch.nn.Parameter)  # fake, distributed: may have no storage
-        or x.device.type not in ("cpu", "cuda")
+        or not (x.is_cpu or x.is_cuda)
     )
 
 
@@ -187,7 +187,7 @@ def _eager(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool)
     if cos.dtype != dtype or sin.dtype != dtype:
         cos, sin = cos.to(dtype), sin.to(dtype)
     blocks = 1
-    if x.ndim > 1 and x.device.type == "cpu":
+    if x.is_cpu and x.ndim > 1:
         blocks = max(1, min(x.shape[-2], -(-x.numel() // (_BLOCK * torch.get_num_threads()))))
     if pairing == "interleaved":
         cis = _cis(cos, sin)
@@ -226,22 +226,35 @@ def _as_complex(y: Tensor, dtype: torch.dtype) -> Tensor:
         return y.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
+# At once, with as few calls as there can be: for one token they are all the time there is. (`to` costs as much as an
+# addition even where it does nothing, hence the questions before it.)
+
+
 def _turn_neighbours(x: Tensor, cis: Tensor, width: int) -> Tensor:
-    y = x if width == x.shape[-1] else x[..., :width]
-    dtype = _work(x.dtype)
-    y = (_as_complex(y.to(dtype), cis.dtype) * cis).view(dtype).to(x.dtype)
-    return y if width == x.shape[-1] else torch.cat((y, x[..., width:]), -1)
+    dtype, wide, whole = x.dtype, _work(x.dtype), width == x.shape[-1]
+    y = x if whole else x[..., :width]
+    if dtype != wide:
+        y = y.to(wide)
+    y = (_as_complex(y, cis.dtype) * cis).view(wide)
+    if dtype != wide:
+        y = y.to(dtype)
+    return y if whole else torch.cat((y, x[..., width:]), -1)
 
 
 def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor, width: int, inverse: bool) -> Tensor:
-    y = x if width == x.shape[-1] else x[..., :width]
-    a, b = y.to(cos.dtype).chunk(2, -1)
+    dtype, whole = x.dtype, width == x.shape[-1]
+    y = x if whole else x[..., :width]
+    if dtype != cos.dtype:
+        y = y.to(cos.dtype)
+    a, b = y.chunk(2, -1)
     if inverse:  # to turn (a, b) by -φ is to turn (b, a) by φ
         a, b = b, a
     c = a.mul(cos).addcmul_(b, sin, value=-1)
     d = b.mul(cos).addcmul_(a, sin)
-    y = torch.cat((d, c) if inverse else (c, d), -1).to(x.dtype)
-    return y if width == x.shape[-1] else torch.cat((y, x[..., width:]), -1)
+    y = torch.cat((d, c) if inverse else (c, d), -1)
+    if dtype != cos.dtype:
+        y = y.to(dtype)
+    return y if whole else torch.cat((y, x[..., width:]), -1)
 
 
 # In blocks of some tokens, all heads: what one pass over a block wrote, the next one finds in the cache.
