@@ -111,16 +111,15 @@ def main() -> None:
     torch.manual_seed(0)
     print(header())
     print("times x.clone(): median (quartiles); rows marked * were disturbed by other processes\n")
-    print(
-        f"{'shape':<18}{'layout':<12}{'dtype':<6}{'pairing':<13}{'forward':<19}{'forward+backward':<19}{'plain':<19}{'by head':<19}hf"
-    )
+    columns = ("forward", "forward+backward", "plain", "by head", "hf")
+    print(f"{'shape':<18}{'layout':<12}{'dtype':<6}{'pairing':<13}" + "".join(f"{c:<19}" for c in columns).rstrip())
     rows = []
     for shape, layout, dtype, pairing in itertools.product(SHAPES, ("contiguous", "transposed"), DTYPES, PAIRINGS):
         x, cos, sin = case(shape, DTYPES[dtype], layout, pairing)
         got, alone = undisturbed(partial(measure, x, cos, sin, pairing, args.seconds), args.wait)
+        figures = "".join(f"{got.get(c, '-')!s:<19}" for c in columns).rstrip()
         print(
-            f"{'x'.join(map(str, shape)):<18}{layout:<12}{dtype:<6}{pairing:<13}{got['forward']!s:<19}"
-            f"{got['forward+backward']!s:<19}{got['plain']!s:<19}{got.get('by head', '-')!s:<19}{got.get('hf', '-')}{'' if alone else ' *'}",
+            f"{'x'.join(map(str, shape)):<18}{layout:<12}{dtype:<6}{pairing:<13}{figures}{'' if alone else ' *'}",
             flush=True,
         )
         rows.append(
