@@ -30,6 +30,7 @@ from ropewalk import (
     Sinusoidal,
     attend,
 )
+from ropewalk.coordinates.views import view_positions
 from ropewalk.core.errors import ConfigError, PositionError, RopewalkError, ShapeError
 
 LOW = [torch.bfloat16, torch.float16]
@@ -370,3 +371,31 @@ def test_what_was_rotated():
     assert repr(Partial(RoPE(16, base=5e5, pairing="half"), 16)).splitlines() == [
         "Partial(", "  dims=16", "  (encoding): RoPE(16, base=500000.0, pairing=half)", ")",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("make", [lambda: rw.RoPE(8), lambda: rw.PoPE(8, 2), lambda: rw.ALiBi(2)])
+def test_gradients_reach_learned_positions(make, dtype):
+    """No memo cuts them off, whatever layer asks first."""
+    q = torch.randn(1, 2, 6, 8, dtype=torch.float64)
+    position = torch.arange(6, dtype=dtype).requires_grad_()
+    where, encoding = rw.Positions(position), make()
+    for _ in range(2):
+        out = rw.attend(encoding(rw.Attention(q, q, q.flip(2), where)), "dense")
+        (grad,) = torch.autograd.grad(out.square().sum(), position, retain_graph=True)
+        assert grad.abs().max() > 0
+
+
+def test_gradients_reach_learned_cameras():
+    pose = torch.eye(4, dtype=torch.float64).repeat(1, 2, 1, 1).requires_grad_()
+    q = torch.randn(1, 2, 6, 16, dtype=torch.float64)
+    where = view_positions(torch.rand(1, 6, 2, dtype=torch.float64), pose)
+    for encoding in (rw.GTA({"se3": 16}), rw.GTA({"se3": 16}, learn_scale=False)):
+        out = rw.attend(encoding(rw.Attention(q, q, q, where)), "dense")
+        assert torch.autograd.grad(out.square().sum(), pose, retain_graph=True)[0].abs().max() > 0
+
+
+def test_explain_of_a_split_problem_knows_what_was_asked():
+    q = torch.randn(1, 2, 6, 8)
+    parts = rw.PerHead([rw.RoPE(8), rw.NoPE()])(rw.Attention(q, q, q))
+    assert rw.explain(parts, return_weights=True).count("dense: ") == 2

@@ -780,3 +780,10 @@ def test_coordinates_are_float64_and_computed_once():
 def test_equal_maps_are_equal():
     assert Scale(2.0).chained(()) == Scale(2.0).chained(())
     assert Scale(2.0).chained(()) != Scale(4.0).chained(())
+
+
+def test_documents_of_one_side_only():
+    with_ids = Positions(torch.arange(4), document_ids=torch.tensor([0, 0, 1, 1]))
+    for sides in ({"q": with_ids, "k": torch.arange(3)}, {"q": torch.arange(3), "k": with_ids}):
+        with pytest.raises(PositionError, match="to both sides"):
+            Positions(**sides)

@@ -8,7 +8,7 @@ import torch
 
 from ropewalk.backends import dense, flash, flex, linear, sdpa
 from ropewalk.backends.request import Backend, Request, Result
-from ropewalk.core.attention import Attention, Feature, Parts, Problem, check_mask
+from ropewalk.core.attention import Attention, Parts, Problem, check_mask
 from ropewalk.core.errors import BackendError, ConfigError, UnknownNameError, suggest
 
 BACKENDS: tuple[Backend, ...] = (flash.BACKEND, sdpa.BACKEND, linear.BACKEND, flex.BACKEND, dense.BACKEND)
@@ -122,7 +122,8 @@ def explain(problem: Problem, dropout: float = 0.0, return_weights: bool = False
         lines = [f"split into {len(problem.items)} problems:"]
         for i, item in enumerate(problem.items):
             lines += [
-                f"  {i}: {line}" if n == 0 else f"     {line}" for n, line in enumerate(explain(item).split("\n"))
+                f"  {i}: {line}" if n == 0 else f"     {line}"
+                for n, line in enumerate(explain(item, *request).split("\n"))
             ]
         return "\n".join(lines)
     p = problem.located()
@@ -157,4 +158,4 @@ def _describe(p: Attention) -> str:
     return "; ".join(said)
 
 
-__all__ = ["BACKENDS", "Backend", "Feature", "Request", "Result", "attend", "choose", "explain"]
+__all__ = ["BACKENDS", "Backend", "Request", "Result", "attend", "choose", "explain"]

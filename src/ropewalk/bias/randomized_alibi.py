@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from ropewalk.bias.alibi import ALiBi
+from ropewalk.bias.slopes import alibi_slopes
 from ropewalk.coordinates.randomized import OrderedSample, Scope
-from ropewalk.core.attention import Attention, Feature, Pointwise, Problem
+from ropewalk.core.attention import Attention, Pointwise, Problem
 from ropewalk.core.encoding import Encoding, check_axes
-from ropewalk.core.errors import PositionError
+from ropewalk.core.errors import PositionError, check_positive
 from ropewalk.core.positions import Positions, Tokens
 
 
@@ -46,9 +46,9 @@ class RandomizedALiBi(Encoding):
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        check_positive(num_heads=num_heads)
         self.num_heads, self.span, self.max_length, self.scope, self.seed = num_heads, span, max_length, scope, seed
         self.both_sides, self.past_discount = both_sides, float(past_discount)
-        self.slopes = ALiBi(num_heads)
         self._sample = OrderedSample(
             1, span, None if max_length is None else max(max_length - 1, 1), scope, seed, "distances"
         )
@@ -84,15 +84,14 @@ class RandomizedALiBi(Encoding):
         table = self.tables(p.where.query)
         middle = table.shape[-1] // 2
         check_reach(p, middle)
-        slope = p.head_slice(self.slopes.per_head(p.heads[1])["slope"].to(p.q.device))
+        slope = p.head_slice(alibi_slopes(self.num_heads or p.heads[1]).to(p.q.device))
         p = p.with_features(q={"table": table[:, None, None], "slope": slope[None, :, None, None]})
 
         def bias(i: Tensor, slope: Tensor, j: Tensor, lookup: Callable[[Tensor], Tensor]) -> Tensor:
             return -slope * lookup((j - i).clamp(-middle, middle) + middle)
 
         place = p.coordinate(centred=True)
-        table_ref: Feature = p.own("table")
-        return p.add(Pointwise(bias, (place, p.own("slope")), (place,), table_ref))
+        return p.add(Pointwise(bias, (place, p.own("slope")), (place,), p.own("table")))
 
     def move(self, problem: Attention, tokens: Tokens) -> Attention:
         return problem
@@ -106,7 +105,7 @@ def check_reach(p: Attention, reach: int) -> None:
     key = p.where.key.position
     if is_compiling() or key.is_meta or not key.numel():
         return
-    longest = int(key.max()) - int(key.min())
+    longest = p.where.key.memo(lambda: "reach", lambda: int(key.max()) - int(key.min()))
     if key.is_floating_point() or longest > reach:
         raise PositionError(
             f"distances up to {longest} and a sample of {reach}: they are whole numbers, and max_length has to cover the "

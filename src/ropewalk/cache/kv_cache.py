@@ -6,9 +6,9 @@ a module, so snapshots, beams and rejected drafts come for free.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,18 +52,20 @@ class Stored:
         """Append newer keys."""
         if self._kind() != new._kind():
             raise CacheError(
-                f"the cache holds {self._kind()} and the new tokens bring {new._kind()}; a cache belongs to one batch, one "
+                f"the cache holds {self} and the new tokens bring {new}; a cache belongs to one batch, one "
                 "layer and one encoding"
             )
         return Stored(
             _cat(self.k, new.k), _cat(self.v, new.v), {n: _cat(t, new.features[n]) for n, t in self.features.items()}
         )
 
-    def _kind(self) -> str:
-        (b, h, _, d), v = self.k.shape, self.v
-        return (
-            f"{b} rows, {h} key heads, widths {d} and {v.shape[-1]}, {self.k.dtype}, features {sorted(self.features)}"
-        )
+    def _kind(self) -> tuple[Any, ...]:
+        rows, heads, _, width = self.k.shape
+        return (rows, heads, width, self.v.shape[-1], self.k.dtype, self.v.dtype, self.features.keys())
+
+    def __str__(self) -> str:
+        rows, heads, width, v_width, dtype, _, features = self._kind()
+        return f"{rows} rows, {heads} key heads, widths {width} and {v_width}, {dtype}, features {sorted(features)}"
 
     def index(self, dim: int, index: Tensor | slice) -> Stored:
         """Take rows (dim 0) or tokens (dim 2)."""
@@ -195,7 +197,10 @@ class KVCache:
         return self._layers[layer]
 
     def step(self, new: int | Positions) -> Positions:
-        """Begin a forward pass over new tokens: the next ones by number, or tokens given by their positions."""
+        """Begin a forward pass over new tokens: the next ones by number, or tokens given by their positions.
+
+        Their ``order``, if given, says which of the *new* keys each query is.
+        """
         before = self._tokens
         if self._waiting:
             raise CacheError(
@@ -398,7 +403,7 @@ class KVCache:
 
 
 def _resplit(encoding: Encoding, problems: list[Attention]) -> Problem:
-    """Split stored keys as the encoding split the problem: at present one `PerHead` at the top, or inside a Sequential."""
+    """Split stored keys as `PerHead` split the problem they came from."""
     queue = iter(problems)
 
     def build(e: Encoding, scope: str) -> Problem | None:
@@ -446,15 +451,14 @@ def _same(given: Positions, here: Positions) -> bool:
     return True
 
 
-def _map_state(state: State, fn: object) -> State:
+def _map_state(state: State, fn: Callable[[Tensor], Tensor]) -> State:
     if state is None:
         return None
     if isinstance(state, Tensor):
-        return cast(Tensor, fn(state))  # type: ignore[operator]
+        return fn(state)
     return tuple(_map_state(s, fn) for s in state)
 
 
 def _cat(old: Tensor, new: Tensor) -> Tensor:
-    rows = max(old.shape[0], new.shape[0])
-    heads = max(old.shape[1], new.shape[1])
+    rows, heads = (max(old.shape[i], new.shape[i]) for i in (0, 1))  # a feature may be the same for all of them
     return torch.cat([t.expand(rows, heads, *t.shape[2:]) for t in (old, new)], 2)

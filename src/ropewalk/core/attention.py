@@ -640,10 +640,10 @@ def _check(p: Attention) -> None:
         raise ShapeError(f"sinks has shape {tuple(p.sinks.shape)}; expected one logit for each of the {h} heads")
 
 
-def check_positions(p: Attention, positions: Positions, new_keys: bool = False) -> None:
+def check_positions(p: Attention, positions: Positions) -> None:
     """Check that positions fit the tensors of a problem."""
     for side, name, length in ((positions.query, "q", p.q.shape[2]), (positions.key, "k", p.k.shape[2])):
-        if side.length != length and not (new_keys and name == "k"):
+        if side.length != length:
             raise ShapeError(
                 f"positions say {side.length} tokens and {name} has {length}, laid out as (batch, heads, seq, head_dim): "
                 f"{tuple((p.q if name == 'q' else p.k).shape)}"

@@ -214,21 +214,20 @@ def _is_value(value: Any) -> bool:
     """Whether equality of the object is equality of what it says, for good."""
     if isinstance(value, tuple | frozenset):
         return all(_is_value(v) for v in value)
-    frozen = dataclasses.is_dataclass(value) and not isinstance(value, type) and value.__hash__ is not None
-    return frozen or isinstance(value, int | float | str | torch.dtype | type(None))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and value.__hash__ is not None:
+        return all(_is_value(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return isinstance(value, int | float | str | torch.dtype | type(None))
 
 
 # ---- applying hooks to problems that may have been split -----------------------------------------------------------
 
 
-def _alike(encoding: Encoding, problem: Problem) -> bool:
-    """Whether each item of a split problem is treated alike, because the encoding does not look at the split."""
-    return isinstance(problem, Parts) and encoding.structure == "leaf"
+# A leaf does not look at a split: it treats the items alike. A combinator gets the split whole.
 
 
 def observe(encoding: Encoding, problem: Problem, state: State = None) -> tuple[Problem, State]:
     """Apply `Encoding.observe` to a problem or to each item of a split one."""
-    if isinstance(problem, Parts) and _alike(encoding, problem):
+    if isinstance(problem, Parts) and encoding.structure == "leaf":
         states = state if state is not None else (None,) * len(problem.items)
         pairs = [observe(encoding, p, s) for p, s in zip(problem.items, states, strict=True)]
         after = tuple(s for _, s in pairs)
@@ -237,22 +236,22 @@ def observe(encoding: Encoding, problem: Problem, state: State = None) -> tuple[
 
 
 def rewrite(encoding: Encoding, problem: Problem) -> Problem:
-    """Apply `Encoding.rewrite`; a combinator that split the problem sees it whole."""
-    if isinstance(problem, Parts) and _alike(encoding, problem):
+    """Apply `Encoding.rewrite` likewise."""
+    if isinstance(problem, Parts) and encoding.structure == "leaf":
         return problem.map(lambda p: rewrite(encoding, p))
     return encoding.rewrite(problem)  # type: ignore[arg-type]
 
 
 def settle(encoding: Encoding, problem: Problem) -> Problem:
     """Apply `Encoding.settle` likewise."""
-    if isinstance(problem, Parts) and _alike(encoding, problem):
+    if isinstance(problem, Parts) and encoding.structure == "leaf":
         return problem.map(lambda p: settle(encoding, p))
     return encoding.settle(problem)  # type: ignore[arg-type]
 
 
 def move(encoding: Encoding, problem: Problem, tokens: Tokens) -> Problem:
     """Apply `Encoding.move` likewise."""
-    if isinstance(problem, Parts) and _alike(encoding, problem):
+    if isinstance(problem, Parts) and encoding.structure == "leaf":
         return problem.map(lambda p: move(encoding, p, tokens))
     return encoding.move(problem, tokens)  # type: ignore[arg-type]
 
@@ -311,7 +310,7 @@ class Rotary(Encoding):
             return make()
         return tokens.memo(lambda: ("rotary", self.key(), tuple(m.key for m in chain), dtype), make)
 
-    def turn(self, x: Tensor, tables: tuple[Tensor, Tensor], p: Attention, inverse: bool = False) -> Tensor:
+    def turn(self, x: Tensor, tables: tuple[Tensor, Tensor], p: Attention) -> Tensor:
         """Turn the query side or the key side of ``p`` by tables that may be per key head."""
         cos, sin = tables
         if cos.shape[1] != 1:
@@ -319,7 +318,7 @@ class Rotary(Encoding):
             if x.shape[1] != cos.shape[1]:
                 group = x.shape[1] // cos.shape[1]
                 cos, sin = cos.repeat_interleave(group, 1), sin.repeat_interleave(group, 1)
-        return rotation.rotate(x, cos, sin, self.pairing, inverse=inverse)
+        return rotation.rotate(x, cos, sin, self.pairing)
 
     def rewrite(self, problem: Attention) -> Problem:
         """Turn every query and every key."""
@@ -400,8 +399,12 @@ class Bias(Encoding):
             if value.ndim == 1:
                 scalars.append(name)
                 value = value[:, None]
-            else:
+            elif table is None:
                 table = name
+            else:
+                raise ConfigError(
+                    f"{type(self).__name__}.bias asks for two tables, {table!r} and {name!r}; a term reads one"
+                )
             p = p.with_features(q={name: value[None, :, None]})
         i = p.coordinate(self.shift_invariant)
         order = [n for n in self._inputs if n in scalars]

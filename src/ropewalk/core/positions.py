@@ -202,15 +202,9 @@ class Tokens:
         In a compiled graph the memo is read, never written, and the key is not even computed while the memo is
         empty: keys hold hyper-parameters, and guards on those would compile every layer anew.
         """
-        memo = self._memo
-        if is_compiling():
-            return memo[key()] if memo and key() in memo else make()
-        name = key()
-        if name not in memo:
-            # A table made in inference mode could never be used in a later training step.
-            with torch.inference_mode(False), torch.no_grad():
-                memo[name] = make()
-        return memo[name]
+        if any(t.requires_grad for facts in (self.columns, self.sequence) for t in facts.values()):
+            return make()  # learned positions, camera poses, ...: the memo would cut their gradients off
+        return _memoised(self._memo, key, make)
 
     @property
     def next(self) -> Tensor:
@@ -396,6 +390,11 @@ class Positions:
                 document_ids, cu_seqlens, valid, columns, next,
             )  # fmt: skip
             self.query, self.key = _side(q, "query"), _side(k, "key")
+            if ("document" in self.query.columns) != ("document" in self.key.columns):
+                raise PositionError(
+                    "one side has document_ids and the other has none, so who sees whom is not said; give them to both sides, or "
+                    "to neither"
+                )
         if order is not None:
             order = torch.as_tensor(order, device=self.query.device)
             order = order[None] if order.ndim == 1 else order
@@ -445,7 +444,7 @@ class Positions:
 
     def memo(self, key: Callable[[], Hashable], make: Callable[[], T]) -> T:
         """Memo for what depends on both sides (masks); same rules as `Tokens.memo`."""
-        return Tokens.memo(self, key, make)  # type: ignore[arg-type]
+        return _memoised(self._memo, key, make)
 
     def slice(self, start: int, stop: int | None = None) -> Positions:
         """Return the tokens ``start:stop`` of self-attention positions, as a chunk of their own."""
@@ -483,6 +482,17 @@ class Positions:
 
     def __repr__(self) -> str:
         return f"Positions({self.query})" if self.is_self else f"Positions(q={self.query}, k={self.key})"
+
+
+def _memoised(memo: dict[Hashable, Any], key: Callable[[], Hashable], make: Callable[[], T]) -> T:
+    if is_compiling():
+        return memo[key()] if memo and key() in memo else make()
+    name = key()
+    if name not in memo:
+        # A table made in inference mode could never be used in a later training step.
+        with torch.inference_mode(False), torch.no_grad():
+            memo[name] = make()
+    return memo[name]
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ropewalk.core.attention import Attention, Feature, Pair, Problem, low_rank
 from ropewalk.core.encoding import Encoding, check_axes, full_precision, table_dtype
 from ropewalk.core.errors import CannotCompose, ConfigError, ShapeError
-from ropewalk.core.positions import Tokens
+from ropewalk.core.positions import Chain, Tokens
 
 SIZES = {"triv": 1, "se3": 4, "so3": 0, "so2": 2, "t2": 3}
 """Kinds of block in the order of the channels, with the size of one group (so3: by degree)."""
@@ -95,12 +95,8 @@ class GTA(Encoding):
         self.max_freq = tuple(float(f) for f in max_freq) if isinstance(max_freq, Sequence) else (float(max_freq),) * 2
         if len(self.max_freq) != 2:
             raise ConfigError(f"max_freq is one number, or one for (row, column); got {max_freq!r}")
-        self.shared_freqs, self.so3_degree, self.euclid, self.v_transform = (
-            shared_freqs,
-            so3_degree,
-            euclid,
-            v_transform,
-        )
+        self.shared_freqs, self.so3_degree = shared_freqs, so3_degree
+        self.euclid, self.v_transform = euclid, v_transform
         for kind, n in self.blocks:
             if n % self._group(kind):
                 raise ConfigError(f"{n} {kind} channels are not filled by groups of {self._group(kind)}")
@@ -115,7 +111,8 @@ class GTA(Encoding):
 
     # ---- matrices a token -------------------------------------------------------------------------------------
 
-    def _matrices(self, tokens: Tokens, chain: tuple) -> dict[str, Tensor]:  # type: ignore[type-arg]
+    def _matrices(self, tokens: Tokens, chain: Chain) -> dict[str, Tensor]:
+        """Return ρ(g⁻¹), which keys and values meet: (b, 1, S, groups or 1, m, m) for each kind."""
         made: dict[str, Tensor] = {}
         kinds = [kind for kind, _ in self.blocks]
         if "se3" in kinds or "so3" in kinds:
