@@ -1,0 +1,29 @@
+"""Attention of another form, with positions in it."""
+
+from __future__ import annotations
+
+from ropewalk.catalog.entry import Record, Traits
+
+# In the order in which they were added. Encodings that leave q and k alone keep their norm.
+RECORDS: tuple[Record, ...] = (
+    Record(
+        slug="linear_rope",
+        name="Linear RoPE",
+        summary="Linear attention whose numerator sees rotated feature maps and whose denominator does not.",
+        paper="RoFormer: Enhanced Transformer with Rotary Position Embedding",
+        authors="Jianlin Su, Yu Lu, Shengfeng Pan, Ahmed Murtadha, Bo Wen, Yunfeng Liu",
+        arxiv="2104.09864",
+        year=2021,
+        kind="operator",
+        traits=Traits(
+            relative=True,
+            norm_preserving=False,  # the feature map comes first
+            content_dependent=False,
+            streamable=True,
+            linear_attention=True,
+        ),
+        factory="ropewalk.rotary.linear_attention:linear_rope",
+        defaults={"head_dim": 32},
+        sheet=66,
+    ),
+)
