@@ -824,3 +824,14 @@ def test_gradients_reach_the_first_chunk(problem, part):
     cache.extend(part(p, 0, 3).replace(k=k[:, :, :3]))
     attend(cache.extend(part(p, 3, 7)), "dense").sum().backward()
     assert k.grad[:, :, :3].abs().min() > 0
+
+
+def test_nbytes_counts_what_is_held():
+    cache = rw.KVCache([rw.RoPE(8), rw.FoX(2, 16)])
+    assert cache.nbytes == 0
+    q = torch.randn(3, 2, 5, 8)
+    cache.step(5)
+    for i in range(2):
+        cache[i].extend(rw.Attention(q, q, q, x=torch.randn(3, 5, 16)))
+    keys = 3 * 2 * 5 * 8 * 4
+    assert cache.nbytes == 2 * (2 * keys) + 3 * 2 * 5 * 8  # and the gates' running sums, in float64

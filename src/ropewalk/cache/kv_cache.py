@@ -99,7 +99,7 @@ class LayerCache:
         self.index = index
         self.stored: tuple[Stored, ...] = ()
         self.state: State = None
-        self.shape: tuple[tuple[int, tuple[int, int], int], ...] = ()  # head_dim, heads, kv_total of each part
+        self.shape: tuple[tuple[int, int, tuple[int, int], int], ...] = ()  # query heads, head_dim, heads, kv_total
 
     def extend(self, problem: Attention) -> Problem:
         """Encode the new tokens of a problem, keep their keys, and return the problem over all keys so far.
@@ -107,12 +107,12 @@ class LayerCache:
         The problem holds the *new* tokens only. Its positions may be left out: they are those of the step.
         """
         now, every = self._owner._current(self, problem)
-        p = problem.replace(positions=now, mask=None)
+        p = problem.replace(positions=now)  # a mask covers all keys already; splits cut its heads
         seen, state = observe(self.encoding, p, self.state)
         fresh = seen if self.encoding.stores == "raw" else rewrite(self.encoding, seen)
         parts = leaves(fresh)
         stored = tuple(Stored.of(leaf) for leaf in parts)
-        self.shape = tuple((leaf.head_dim, leaf.heads, leaf.kv_total) for leaf in parts)
+        self.shape = tuple((leaf.num_heads, leaf.head_dim, leaf.heads, leaf.kv_total) for leaf in parts)
         if self.stored:
             if len(stored) != len(self.stored):
                 raise CacheError(f"the cache holds {len(self.stored)} parts and the encoding made {len(stored)}")
@@ -121,14 +121,7 @@ class LayerCache:
             check_mask(stored[0].problem(problem), problem.mask)
         queue: Iterator[Stored] = iter(stored)
 
-        def widen(leaf: Attention) -> Attention:
-            mask = problem.mask
-            if mask is not None and mask.ndim == 4 and mask.shape[1] != 1:
-                first = leaf.heads[0] - problem.heads[0]
-                mask = mask[:, first : first + leaf.num_heads] if leaf.num_heads != problem.num_heads else mask
-            return next(queue).problem(leaf).replace(positions=every, mask=mask)
-
-        out = map_leaves(fresh, widen)
+        out = map_leaves(fresh, lambda leaf: next(queue).problem(leaf).replace(positions=every))
         if self.encoding.stores == "raw":
             out = rewrite(self.encoding, out)
         else:
@@ -184,6 +177,12 @@ class KVCache:
     def length(self) -> int:
         """Number of cached keys, padding included."""
         return 0 if self._tokens is None else self._tokens.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cached keys, values and features."""
+        held = (stored for layer in self._layers for stored in layer.stored)
+        return sum(t.numel() * t.element_size() for s in held for t in (s.k, s.v, *s.features.values()))
 
     @property
     def tokens(self) -> Tokens | None:
@@ -386,8 +385,9 @@ class KVCache:
             return stored  # rewritten at every step from where the tokens are then
         empty = Positions.pair(kept.slice(0, 0), kept)
         problems = []
-        for s, (head_dim, heads, kv_total) in zip(stored, layer.shape, strict=True):
-            p = Attention(s.k[:, :, :0], s.k, s.k, empty, causal=False)
+        for s, (num_heads, head_dim, heads, kv_total) in zip(stored, layer.shape, strict=True):
+            none = s.k.new_empty(s.k.shape[0], num_heads, 0, s.k.shape[-1])  # heads count as in the problem
+            p = Attention(none, s.k, s.k, empty, causal=False)
             problems.append(p.replace(v=s.v, kf=s.features, head_dim=head_dim, heads=heads, kv_total=kv_total))
         whole = problems[0] if len(problems) == 1 else _resplit(layer.encoding, problems)
         return tuple(Stored.of(leaf) for leaf in leaves(move(layer.encoding, whole, after)))

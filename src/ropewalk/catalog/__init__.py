@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropewalk.catalog import bias, embedding, operator, rotary
 from ropewalk.catalog.entry import KINDS, SHAPE_KEYWORDS, TRAITS, Record, Traits, normalise
+from ropewalk.catalog.expression import Named, parse
 from ropewalk.catalog.names import SHARED_NAMES, Candidate, namesakes, shared
 from ropewalk.core.errors import ConfigError, UnknownNameError, suggest
 
@@ -43,6 +44,7 @@ __all__ = [
     "catalog",
     "namesakes",
     "normalise",
+    "parse",
     "record",
     "shared",
 ]
@@ -82,19 +84,24 @@ def record(name: str) -> Record:
 
 
 def build(name: str, **kwargs: Any) -> Encoding:
-    """Make the encoding of that name.
+    """Make the encoding of that name, with arguments and composition in the name if you like.
 
-    Of the keywords that describe a model (`SHAPE_KEYWORDS`) the factory gets those it takes, so that one call
+    Of the keywords that describe a model (`SHAPE_KEYWORDS`) a factory gets those it takes, so that one call
     fits every encoding. Every other keyword must be one of its parameters. What is missing comes from the
     record's defaults.
 
         rw.build("t5", head_dim=64, num_heads=8)  # T5 takes num_heads and knows nothing of head_dim
+        rw.build("rope(base=500000) + alibi", head_dim=64, num_heads=8)
 
     Raises:
         UnknownNameError: see `record`.
         ConfigError: a keyword the encoding does not take, or one it needs and nobody gave.
     """
-    return record(name).build(**kwargs)
+    expression = parse(name)
+    other = sorted(set(kwargs) - set(SHAPE_KEYWORDS))
+    if other and not isinstance(expression, Named):
+        raise ConfigError(f"{', '.join(other)}: whose? In {name!r} several encodings are named; write it beside its own")
+    return expression.build(**kwargs)
 
 
 @functools.cache
