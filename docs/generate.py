@@ -1,13 +1,18 @@
-"""Write docs/encodings.md from the catalog: ``python docs/generate.py``; with ``--check``, say whether it is up to date."""
+"""Write docs/encodings.md from the catalog and docs/api.md from the docstrings.
+
+``python docs/generate.py [encodings | api]``; with ``--check``, say whether they are up to date.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import api_reference as reference
 
 from ropewalk.catalog import RECORDS, Record
 
-PAGE = Path(__file__).parent / "encodings.md"
 HEAD = """# Encodings
 
 Every encoding of the catalog, from its record and the docstring of its class. Made by `python docs/generate.py`; traits are
@@ -66,15 +71,24 @@ def page() -> str:
     return HEAD + "\n".join(entry(r) for r in sorted(RECORDS, key=lambda r: r.slug))
 
 
-def main() -> int:
-    """Write the page, or compare it."""
-    if "--check" in sys.argv:
-        same = PAGE.read_text(encoding="utf-8") == page()
-        print("up to date" if same else "docs/encodings.md differs: run python docs/generate.py")
-        return 0 if same else 1
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
+PAGES = {"encodings": page, "api": reference.page}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the pages, or compare them."""
+    names = [a for a in arguments if a != "--check"] or list(PAGES)
+    if unknown := set(names) - set(PAGES):
+        sys.exit(f"no page is called {', '.join(sorted(unknown))}; there are {', '.join(PAGES)}")
+    same = True
+    for name in names:
+        file = Path(__file__).parent / f"{name}.md"
+        if "--check" not in arguments:
+            file.write_text(PAGES[name](), encoding="utf-8")
+        elif not file.exists() or file.read_text(encoding="utf-8") != PAGES[name]():
+            same = False
+            print(f"docs/{name}.md differs: run python docs/generate.py {name}")
+    return 0 if same else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -61,6 +61,49 @@ def test_the_quickstart_runs(capsys):
     assert "decoding differs" in capsys.readouterr().out
 
 
-def test_the_page_of_encodings_is_what_the_catalog_says():
-    run = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
+@pytest.mark.parametrize("page", ["encodings", "api"])
+def test_a_generated_page_is_what_the_code_says(page):
+    generate = [sys.executable, ROOT / "docs" / "generate.py", "--check", page]
+    run = subprocess.run(generate, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_an_unknown_page_is_an_error():
+    run = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "apy"], capture_output=True, text=True)
+    assert run.returncode == 1 and "encodings, api" in run.stderr
+
+
+def test_a_docstring_becomes_markdown(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    reference = importlib.import_module("api_reference")
+    doc = """y = x <w> `a<b>`.
+
+    Prose.
+
+    Args:
+        x: what goes in,
+            on two lines.
+        w: the rest.
+
+    Shapes: x (B, S),
+    y (B, S).
+
+    Raises:
+        ShapeError: x < 0.
+
+    Example:
+        >>> 1 + 1  # doctest: +SKIP
+    """
+    assert reference.rendered(doc, formula=True).split("\n") == [
+        *["```", "y = x <w> `a<b>`.", "```", "", "Prose.", "", "- **Args**"],
+        *[
+            "  - `x`: what goes in, on two lines.",
+            "  - `w`: the rest.",
+            "- **Shapes**: x (B, S), y (B, S).",
+            "- **Raises**",
+        ],
+        *["  - `ShapeError`: x < 0.", "", "```python", ">>> 1 + 1", "```"],
+    ]
+    assert reference.rendered("Less <a> and `<b>`.") == r"Less \<a> and `<b>`."
+    assert reference.signature("attend", rw.attend).startswith("attend(\n    problem: Problem,\n")
+    assert set(re.findall(r"^### `(\w+)`", (ROOT / "docs" / "api.md").read_text(), re.M)) == set(rw.__all__)

@@ -25,17 +25,29 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.backends import explain as explain
     from ropewalk.bias.alibi import ALiBi as ALiBi
     from ropewalk.bias.contextual_cope import ContextualCoPE as ContextualCoPE
+    from ropewalk.bias.fire import FIRE as FIRE
     from ropewalk.bias.fox import FoX as FoX
+    from ropewalk.bias.gape import GAPE as GAPE
+    from ropewalk.bias.grape_additive import GRAPEAdditive as GRAPEAdditive
+    from ropewalk.bias.grape_path import GRAPEPath as GRAPEPath
+    from ropewalk.bias.kerple import KERPLELog as KERPLELog
+    from ropewalk.bias.kerple import KERPLEPower as KERPLEPower
     from ropewalk.bias.nope import NoPE as NoPE
+    from ropewalk.bias.pape import PaPE as PaPE
+    from ropewalk.bias.pape import PaPERI as PaPERI
     from ropewalk.bias.randomized_alibi import RandomizedALiBi as RandomizedALiBi
     from ropewalk.bias.t5 import T5 as T5
     from ropewalk.bias.transformer_xl import TransformerXL as TransformerXL
+    from ropewalk.bias.wavelet_pe import WaveletPE as WaveletPE
     from ropewalk.cache import KVCache as KVCache
     from ropewalk.catalog import build as build
     from ropewalk.catalog import catalog as catalog
     from ropewalk.catalog import record as record
+    from ropewalk.coordinates.axis import OnAxis as OnAxis
+    from ropewalk.coordinates.grid import grid_positions as grid_positions
     from ropewalk.coordinates.randomized import RandomizedPositions as RandomizedPositions
     from ropewalk.coordinates.scale import Scale as Scale
+    from ropewalk.coordinates.segments import segment_positions as segment_positions
     from ropewalk.core.attention import Attention as Attention
     from ropewalk.core.attention import Parts as Parts
     from ropewalk.core.combinators import Partial as Partial
@@ -57,16 +69,44 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.core.errors import UnknownNameError as UnknownNameError
     from ropewalk.core.positions import Positions as Positions
     from ropewalk.core.positions import Tokens as Tokens
+    from ropewalk.embedding.bipe import BiPE as BiPE
     from ropewalk.embedding.learned import LearnedAbsolute as LearnedAbsolute
+    from ropewalk.embedding.orthogonal_functions import Chebyshev as Chebyshev
+    from ropewalk.embedding.orthogonal_functions import CosineTransform as CosineTransform
+    from ropewalk.embedding.orthogonal_functions import Legendre as Legendre
+    from ropewalk.embedding.orthogonal_functions import SquareWaves as SquareWaves
+    from ropewalk.embedding.orthogonal_functions import WaveletBasis as WaveletBasis
     from ropewalk.embedding.sinusoidal import Sinusoidal as Sinusoidal
     from ropewalk.frequencies import Spectrum as Spectrum
     from ropewalk.frequencies import geometric as geometric
     from ropewalk.functional import convert_pairing as convert_pairing
+    from ropewalk.rotary.axial import AxialRoPE as AxialRoPE
+    from ropewalk.rotary.carope import CARoPE as CARoPE
+    from ropewalk.rotary.dynamic_ntk import DynamicNTK as DynamicNTK
+    from ropewalk.rotary.entropy_abf import LogLengthScale as LogLengthScale
+    from ropewalk.rotary.grape import GRAPEMultiplicative as GRAPEMultiplicative
+    from ropewalk.rotary.grape import GRAPERank2 as GRAPERank2
+    from ropewalk.rotary.grape_contextual import GRAPEContextual as GRAPEContextual
     from ropewalk.rotary.gta import GTA as GTA
+    from ropewalk.rotary.harope import HARoPE as HARoPE
+    from ropewalk.rotary.harpe import HARPE as HARPE
+    from ropewalk.rotary.hope_high_frequency import HoPEHighFrequency as HoPEHighFrequency
+    from ropewalk.rotary.hope_hyperbolic import HyperbolicRoPE as HyperbolicRoPE
+    from ropewalk.rotary.kv_shift import KVShift as KVShift
+    from ropewalk.rotary.lerope import LearnedRoPE as LearnedRoPE
     from ropewalk.rotary.linear_attention import LinearAttention as LinearAttention
+    from ropewalk.rotary.longrope import LongRoPE as LongRoPE
+    from ropewalk.rotary.p_rope import PRoPEFraction as PRoPEFraction
+    from ropewalk.rotary.partial_rope import PartialRoPE as PartialRoPE
     from ropewalk.rotary.pope import PoPE as PoPE
+    from ropewalk.rotary.qk_norm import QKNorm as QKNorm
     from ropewalk.rotary.rope import RoPE as RoPE
+    from ropewalk.rotary.rope_pp import RoPEPlusPlus as RoPEPlusPlus
+    from ropewalk.rotary.rope_pp import RoPEPlusPlusAttention as RoPEPlusPlusAttention
+    from ropewalk.rotary.rove import RotaryValue as RotaryValue
+    from ropewalk.rotary.rove import RoVE as RoVE
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
+    from ropewalk.rotary.xpos import XPos as XPos
 
 # name -> module below ropewalk that defines it; a name mapped to itself is that module
 _HOME = {
@@ -96,21 +136,62 @@ _HOME = {
     "build": "catalog",
     # published encodings
     "ALiBi": "bias.alibi",
+    "AxialRoPE": "rotary.axial",
+    "BiPE": "embedding.bipe",
+    "CARoPE": "rotary.carope",
+    "Chebyshev": "embedding.orthogonal_functions",
     "ContextualCoPE": "bias.contextual_cope",
+    "CosineTransform": "embedding.orthogonal_functions",
+    "DynamicNTK": "rotary.dynamic_ntk",
+    "FIRE": "bias.fire",
     "FoX": "bias.fox",
+    "GAPE": "bias.gape",
+    "GRAPEAdditive": "bias.grape_additive",
+    "GRAPEContextual": "rotary.grape_contextual",
+    "GRAPEMultiplicative": "rotary.grape",
+    "GRAPEPath": "bias.grape_path",
+    "GRAPERank2": "rotary.grape",
     "GTA": "rotary.gta",
+    "HARPE": "rotary.harpe",
+    "HARoPE": "rotary.harope",
+    "HoPEHighFrequency": "rotary.hope_high_frequency",
+    "HyperbolicRoPE": "rotary.hope_hyperbolic",
+    "KERPLELog": "bias.kerple",
+    "KERPLEPower": "bias.kerple",
+    "KVShift": "rotary.kv_shift",
     "LearnedAbsolute": "embedding.learned",
+    "LearnedRoPE": "rotary.lerope",
+    "Legendre": "embedding.orthogonal_functions",
     "LinearAttention": "rotary.linear_attention",
+    "LogLengthScale": "rotary.entropy_abf",
+    "LongRoPE": "rotary.longrope",
     "NoPE": "bias.nope",
+    "OnAxis": "coordinates.axis",
+    "PRoPEFraction": "rotary.p_rope",
+    "PaPE": "bias.pape",
+    "PaPERI": "bias.pape",
+    "PartialRoPE": "rotary.partial_rope",
     "PoPE": "rotary.pope",
+    "QKNorm": "rotary.qk_norm",
     "RandomizedALiBi": "bias.randomized_alibi",
     "RandomizedPositions": "coordinates.randomized",
     "RoPE": "rotary.rope",
+    "RoPEPlusPlus": "rotary.rope_pp",
+    "RoPEPlusPlusAttention": "rotary.rope_pp",
+    "RoVE": "rotary.rove",
+    "RotaryValue": "rotary.rove",
     "STRINGShifted": "rotary.string_shifted",
     "Scale": "coordinates.scale",
     "Sinusoidal": "embedding.sinusoidal",
+    "SquareWaves": "embedding.orthogonal_functions",
     "T5": "bias.t5",
     "TransformerXL": "bias.transformer_xl",
+    "WaveletBasis": "embedding.orthogonal_functions",
+    "WaveletPE": "bias.wavelet_pe",
+    "XPos": "rotary.xpos",
+    # where tokens are
+    "grid_positions": "coordinates.grid",
+    "segment_positions": "coordinates.segments",
     # plain functions and the contract suite
     "functional": "functional",
     "convert_pairing": "functional",

@@ -1,6 +1,6 @@
 """The command line: ``ropewalk list``, ``ropewalk show NAME``.
 
-Nothing here imports torch: records are plain data, and docstrings are read from the source.
+Listing imports no torch: records are plain data, and docstrings are read from the source.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,14 +34,20 @@ from ropewalk.catalog import (
     shared,
 )
 from ropewalk.core.errors import ConfigError, RopewalkError, UnknownNameError, suggest
+from ropewalk.lab.command import compare, comparison, report
+from ropewalk.lab.reproduce_command import evidence, reproduce
 
 app = typer.Typer(
-    help="Positional encodings for PyTorch: what there is, and what each one claims.",
+    help="Positional encodings for PyTorch: what there is, what each one claims, and which one to train with.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+COMPARE = """Train small models that differ in nothing but the encoding, and measure what differs.
+
+The same command goes on with a run that was interrupted. Exit status: 0, 1 if a trial failed, 2 for bad input."""
 
 # One letter a trait keeps the table within 80 columns.
 _LETTERS = dict(zip(TRAITS, "RNCSLX", strict=True))
@@ -49,21 +56,40 @@ _LEGEND = ", ".join(f"{letter} {name.replace('_', ' ')}" for name, letter in _LE
 _NEEDS = {
     "x": "x, the layer's input: rw.Attention(q, k, v, x=x)",
     "cameras": "positions that carry a camera for each token",
+    "grid": "positions with axes: rw.grid_positions(rows, columns)",
+    "segments": "positions by segment: rw.segment_positions(ids, separators)",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; an error of ropewalk's own is one line on stderr and exit status 2."""
+    run_app(app, "ropewalk", argv)
+
+
+def run_app(app: typer.Typer, name: str, argv: Sequence[str] | None = None) -> None:
+    """Run a command line as `main` does, for commands that are started by themselves."""
     for stream in (sys.stdout, sys.stderr):
         # Names and formulas are not ASCII: a terminal that cannot show a letter gets "?" and not a traceback.
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         with _plain_warnings():
-            app(args=None if argv is None else list(argv), prog_name="ropewalk")
+            app(args=spread(sys.argv[1:] if argv is None else argv), prog_name=name)
     except RopewalkError as error:
         _complain(str(error))
         raise SystemExit(2) from None
+
+
+def spread(arguments: Sequence[str], option: str = "--data") -> list[str]:
+    """Let an option take several values, as shells expand globs: ``--data a b`` -> ``--data a --data b``."""
+    out: list[str] = []
+    inside = False
+    for argument in arguments:
+        if inside and not argument.startswith("-") and out[-1] != option:
+            out.append(option)
+        inside = argument == option or (inside and not argument.startswith("-"))
+        out.append(argument)
+    return out
 
 
 def _print_version(wanted: bool) -> None:
@@ -116,8 +142,11 @@ def list_encodings(
 def show(
     name: Annotated[str, typer.Argument(help="Name of an encoding, as `ropewalk list` prints it.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+    with_map: Annotated[bool, typer.Option("--map/--no-map", help="Draw what it does to attention.")] = True,
+    length: Annotated[int, typer.Option(help="Tokens of that.")] = 48,
+    png: Annotated[Path | None, typer.Option(help="Save that as a picture.", metavar="FILE")] = None,
 ) -> None:
-    """Show one encoding: formula, paper, traits and use."""
+    """Show one encoding: formula, paper, traits, use and what it does to attention."""
     try:
         entry = record(name)
     except UnknownNameError:
@@ -129,6 +158,8 @@ def show(
             print(f"  {candidate}: {candidate.summary}", file=sys.stderr)
         raise typer.Exit(2) from None
     if as_json:
+        if png is not None:
+            raise ConfigError("--json prints the record and nothing else: call again without it for the picture")
         _print_json({**entry.as_dict(), "doc": _doc(entry)})
         return
     console = _console()
@@ -143,6 +174,38 @@ def show(
                 Padding(Text(line), (0, 0, 0, 2), expand=False) if not code else Text(f"  {line}"),
                 soft_wrap=code,
             )
+    if with_map or png is not None:
+        _show_map(entry, console, length, with_map, png)
+
+
+def _show_map(entry: Record, console: Console, length: int, as_text: bool, png: Path | None) -> None:
+    try:
+        from ropewalk.analysis.attention_map import attention_map  # with torch, which nothing else here needs
+        from ropewalk.analysis.picture import draw_text, ink_for, save_picture
+
+        what = attention_map(entry, length)
+        if png is not None:
+            save_picture(what, png)
+    except (RopewalkError, ImportError) as problem:  # a record of another package, or no torch
+        if png is not None:
+            raise ConfigError(f"no picture of {entry.slug}: {problem}") from None
+        console.print()
+        console.print(Text(f"(no attention map: {problem})"))
+        return
+    if as_text:
+        console.print()
+        console.print(Text("Attention", style="bold"))
+        for line in draw_text(what, min(console.width, 80) - 2, ink_for(console.encoding)):
+            console.print(Text("  ").append_text(line), soft_wrap=True)
+    if png is not None:
+        console.print()
+        console.print(Text(f"saved {png}"), soft_wrap=True)
+
+
+app.command("compare")(comparison(compare, COMPARE))
+app.command("report")(report)
+app.command("reproduce")(reproduce)
+app.command("evidence")(evidence)
 
 
 def _sections(entry: Record) -> Iterator[tuple[str, list[str], bool]]:
@@ -178,13 +241,15 @@ def _usage(entry: Record) -> list[str]:
     arguments = "".join(f", {name}={value!r}" for name, value in entry.defaults.items())
     lines = ["import ropewalk as rw", f'encoding = rw.build("{entry.slug}"{arguments})']
     if entry.kind == "embedding":
-        return [*lines, "x = encoding.embed(x, positions)"]
+        lines.append("x = encoding.embed(x, positions)")
+        if "segments" not in entry.needs:  # what orders segments acts in attention too
+            return lines
     problem = "q, k, v"
     if set(entry.needs) - {"x"}:
         problem += ", positions"
     if "x" in entry.needs:
         problem += ", x=x"
-    if entry.traits.causal == "never" or entry.traits.domain != "sequence":
+    if entry.traits.causal == "never" or entry.traits.domain not in ("sequence", "segments"):
         problem += ", causal=False"
     return [*lines, f"out = rw.attend(encoding(rw.Attention({problem})))"]
 

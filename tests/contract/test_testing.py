@@ -83,9 +83,9 @@ def test_positions_of_another_domain():
         return Positions(torch.rand(batch, seq, 2, generator=generator, dtype=torch.float64))
 
     checks = ["backends", "batch", "padding", "packing", "decoding", "relative", "edit", "errors"]
-    traits = change(ROPE, domain="grid")
+    traits = change(ROPE, domain="elsewhere")
     assert testing.check_encoding(TwoAxes, traits, checks=checks, positions=grid) == {}
-    with pytest.raises(ConfigError, match="grid"):
+    with pytest.raises(ConfigError, match="elsewhere"):
         testing.check_encoding(TwoAxes, traits)
 
 

@@ -10,7 +10,8 @@ from torch.nn.functional import linear, logsigmoid
 
 from ropewalk.core.attention import Attention, Feature, Pair, Problem, low_rank
 from ropewalk.core.encoding import Encoding, State, full_precision
-from ropewalk.core.errors import NeedsHiddenStates, NotCausal, ShapeError, check_positive
+from ropewalk.core.errors import NotCausal, check_positive
+from ropewalk.core.running import hidden_of_keys, of_queries, running_sum
 
 
 class FoX(Encoding):
@@ -46,31 +47,13 @@ class FoX(Encoding):
     def observe(self, problem: Attention, state: State = None) -> tuple[Problem, State]:
         if not problem.causal:
             raise NotCausal("FoX sums gates from the key forward to the query; it is defined for causal attention only")
-        where, x = problem.where, problem.hidden_kv  # the gates are the keys'; a query has the sum of its own key
-        if x.shape[-1] != self.hidden_size:
-            raise ShapeError(f"FoX was made for hidden_size {self.hidden_size} and x has {x.shape[-1]}")
-        if x.shape[1] != problem.k.shape[2]:
-            raise NeedsHiddenStates(
-                f"FoX sums a gate a key: {problem.k.shape[2]} keys and x for {x.shape[1]} of them; give x_kv= for all keys"
-            )
+        x = hidden_of_keys(self, problem, self.hidden_size)  # the gates are the keys'
         weight, bias = problem.head_slice(self.weight), problem.head_slice(self.bias)
         with full_precision(x):
             dtype = torch.promote_types(x.dtype, weight.dtype)
             gate = logsigmoid(linear(x.to(dtype), weight.to(dtype), bias.to(dtype))).double()
-        gate = gate.transpose(1, 2)  # (B, H, K)
-        valid = where.key.columns.get("valid")
-        if valid is not None:
-            gate = gate * valid[:, None]  # padding forgets nothing
-        total = gate.cumsum(-1)
-        if state is not None:
-            total = total + state[..., None]
-        after = total[..., -1] if total.shape[-1] else state
-        total = total[..., None]
-        own = total
-        if not where.is_self:
-            index = where.index()[:, None, :, None]
-            own = total.gather(2, index.expand(*total.shape[:2], -1, 1))
-        return problem.with_features(q={"sum": own}, k={"sum": total}), after
+        total, after = running_sum(problem, gate.transpose(1, 2)[..., None], state)
+        return problem.with_features(q={"sum": of_queries(self, problem, total)}, k={"sum": total}), after
 
     def rewrite(self, problem: Attention) -> Problem:
         u: Feature = problem.own("sum", centred=True)

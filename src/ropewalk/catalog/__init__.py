@@ -100,7 +100,9 @@ def build(name: str, **kwargs: Any) -> Encoding:
     expression = parse(name)
     other = sorted(set(kwargs) - set(SHAPE_KEYWORDS))
     if other and not isinstance(expression, Named):
-        raise ConfigError(f"{', '.join(other)}: whose? In {name!r} several encodings are named; write it beside its own")
+        raise ConfigError(
+            f"{', '.join(other)}: whose? In {name!r} several encodings are named; write it beside its own"
+        )
     return expression.build(**kwargs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ropewalk.catalog.entry import Record, Traits
-from ropewalk.catalog.papers import randomized
+from ropewalk.catalog.papers import bilevel, orthogonal, randomized
 
 # In the order in which they were added. Encodings that leave q and k alone keep their norm.
 RECORDS: tuple[Record, ...] = (
@@ -27,6 +27,7 @@ RECORDS: tuple[Record, ...] = (
         factory="ropewalk.embedding.sinusoidal:Sinusoidal",
         defaults={"hidden_size": 128},
         sheet=45,
+        evidence="evidence/nope.json",
     ),
     Record(
         slug="learned",
@@ -49,6 +50,7 @@ RECORDS: tuple[Record, ...] = (
         factory="ropewalk.embedding.learned:LearnedAbsolute",
         defaults={"hidden_size": 128, "max_length": 512},
         sheet=45,
+        evidence="evidence/nope.json",
     ),
     randomized(
         "randomized_sinusoidal",
@@ -85,5 +87,49 @@ RECORDS: tuple[Record, ...] = (
         ),
         "ropewalk.embedding.randomized:randomized_learned",
         hidden_size=128,
+    ),
+    orthogonal(
+        "orthogonal_legendre",
+        "Legendre",
+        "Legendre polynomials of the place within the sequence, added to the token embeddings.",
+        "Legendre",
+        streamable=False,  # as published every place follows from the length; with a fixed length it decodes
+    ),
+    orthogonal(
+        "orthogonal_chebyshev",
+        "Chebyshev",
+        "Chebyshev polynomials of the place within the sequence, added to the token embeddings.",
+        "Chebyshev",
+        streamable=False,
+    ),
+    orthogonal(
+        "orthogonal_cosine",
+        "Cosine transform",
+        "Columns of the discrete cosine transform of a fixed length, added to the token embeddings.",
+        "CosineTransform",
+        length=512,
+    ),
+    orthogonal(
+        "orthogonal_wavelet",
+        "Haar wavelets",
+        "Haar wavelets, orthonormal or continued periodically, added to the token embeddings.",
+        "wavelet_embedding",
+        length=512,
+    ),
+    bilevel(
+        "bipe_rope",
+        "BiPE-RoPE",
+        "A trained vector for the place inside a segment; RoPE of the segment's number between segments.",
+        "bipe_rope",
+        linear_attention=True,
+        head_dim=32,
+    ),
+    bilevel(
+        "bipe_alibi",
+        "BiPE-ALiBi",
+        "A trained vector for the place inside a segment; ALiBi of the segment's number between segments.",
+        "bipe_alibi",
+        linear_attention=False,
+        num_heads=4,
     ),
 )

@@ -124,9 +124,10 @@ def parse_layers(text: str) -> tuple[tuple[Expression, int], ...]:
     """
     pattern = []
     for part in _split(text, ","):
-        name, colon, count = part.rpartition(":") if _top_level_colon(part) else (part, "", "1")
-        if not count.strip().isdecimal() or int(count) < 1:
-            raise ConfigError(f"{text!r}: after ':' comes a number of layers, at least 1; got {count.strip()!r}")
+        name, *counts = _split(part, ":")
+        count = counts[0] if counts else "1"
+        if len(counts) > 1 or not count.strip().isdecimal() or int(count) < 1:
+            raise ConfigError(f"{text!r}: after ':' comes a number of layers, at least 1; got {part.strip()!r}")
         pattern.append((parse(name), int(count)))
     return tuple(pattern)
 
@@ -215,7 +216,3 @@ def _split(text: str, separator: str) -> list[str]:
     if open_ or quote:
         raise ConfigError(f"{text!r}: {open_[-1] if open_ else quote!r} is missing")
     return [*parts, text[start:]]
-
-
-def _top_level_colon(text: str) -> bool:
-    return len(_split(text, ":")) > 1

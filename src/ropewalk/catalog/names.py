@@ -80,6 +80,23 @@ _share(
     Candidate("string_shifted", "Shifted rotary", "2410.18745", "far keys at shorter distances"),
     Candidate("string_separable", "Separable encodings", "2502.02562", "commuting generators, any axes"),
 )
+_share(
+    "legendre",
+    Candidate(
+        "orthogonal_legendre", "Legendre embedding", "2506.06398", "Legendre polynomials added to the embeddings"
+    ),
+    Candidate("pope_legendre", "Orthogonal polynomials", "2405.04585", "Legendre polynomials, embedded"),
+)
+_share(
+    "wavelet wavelets",
+    Candidate("wavelet_pe", "Wavelet PE", "2502.02004", "wavelets of the distance, weighed by the query"),
+    Candidate("orthogonal_wavelet", "Haar wavelets", "2506.06398", "wavelets of the position, added to the embeddings"),
+)
+_share(
+    "gape pape",
+    Candidate("gape", "Gated adaptive bias", "2605.10414", "query and landmark gates on the distance"),
+    Candidate("pape", "Parabolic encoding", "2602.01418", "parabolas of the relative position, for vision"),
+)
 
 
 def shared(name: str) -> tuple[Candidate, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ropewalk.catalog.entry import Record, Traits
+from ropewalk.catalog.papers import grape
 
 # In the order in which they were added. Encodings that leave q and k alone keep their norm.
 RECORDS: tuple[Record, ...] = (
@@ -25,5 +26,23 @@ RECORDS: tuple[Record, ...] = (
         factory="ropewalk.rotary.linear_attention:linear_rope",
         defaults={"head_dim": 32},
         sheet=66,
+        evidence="evidence/rope.json",
+    ),
+    grape(
+        "kv_shift",
+        "KV-shift",
+        "Keys and values are mixed with those of the token before, by a gate on each token.",
+        "operator",
+        Traits(
+            relative=True,  # only the order of tokens counts
+            norm_preserving=False,
+            content_dependent=True,
+            streamable=True,
+            linear_attention=False,  # it changes values too
+        ),
+        "ropewalk.rotary.kv_shift:KVShift",
+        needs=("x",),
+        hidden_size=128,
+        num_heads=4,
     ),
 )

@@ -360,6 +360,24 @@ class Attention:
         qf = {n: fn(t) if n in names else t for n, t in self.qf.items()} if names else self.qf
         return self.replace(q=fn(self.q), qf=qf)
 
+    def multiply_queries(self, times: int, fn: Callable[[Tensor], Tensor]) -> Attention:
+        """Make ``times`` queries of each, as heads next to each other: ``fn`` maps (B, H, Q, D) to (B, times · H, Q, D).
+
+        Those of the branches too; what else is per query head (features, a mask, sinks) is repeated.
+        """
+        names = {b.q for b in self.branches if b.q is not None}
+
+        def repeat(t: Tensor) -> Tensor:
+            return t if t.shape[1] == 1 else t.repeat_interleave(times, 1)
+
+        return self.replace(
+            q=fn(self.q),
+            qf={n: fn(t) if n in names else repeat(t) for n, t in self.qf.items()},
+            mask=self.mask if self.mask is None or self.mask.ndim == 2 else repeat(self.mask),
+            sinks=None if self.sinks is None else self.sinks.repeat_interleave(times),
+            heads=(times * self.heads[0], times * self.heads[1]),
+        )
+
     def map_keys(self, fn: Callable[[Tensor], Tensor]) -> Attention:
         """Map the keys, those of the branches too."""
         names = {b.k for b in self.branches if b.k is not None}

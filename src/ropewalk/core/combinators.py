@@ -101,6 +101,11 @@ class Sequential(Encoding):
             at = child.chained(at)
         return at
 
+    def output_heads(self, num_heads: int) -> int:
+        for child in self:
+            num_heads = child.output_heads(num_heads)
+        return num_heads
+
     def layer(self, index: int) -> Sequential:
         return Sequential(*(child.layer(index) for child in self))
 
@@ -145,15 +150,20 @@ class Partial(Encoding):
                 f"Partial({type(self.encoding).__name__}): the encoding makes more than one dot product of its channels, "
                 "so the channels left over have nowhere to go"
             )
-        q = torch.cat([inner.q, p.q[..., self.dims :]], -1)
+        rest = p.q[..., self.dims :]
+        if inner.num_heads != p.num_heads:  # the channels left over go to each of the heads made of one
+            rest = rest.repeat_interleave(inner.num_heads // p.num_heads, 1)
+        q = torch.cat([inner.q, rest], -1)
         k = torch.cat([inner.k, p.k[..., self.dims :]], -1)
         return inner.replace(q=q, k=k)
 
     def observe(self, problem: Attention, state: State = None) -> tuple[Problem, State]:
-        inner, state = observe(self.encoding, self._inner(problem), state)
+        part = self._inner(problem)
+        inner, state = observe(self.encoding, part, state)
         if isinstance(inner, Parts):
             raise CannotCompose("Partial cannot hold a combinator that splits the heads; put Partial inside it")
-        return inner.replace(q=problem.q, k=problem.k), state
+        k = problem.k if inner.k is part.k else torch.cat([inner.k, problem.k[..., self.dims :]], -1)
+        return inner.replace(q=problem.q, k=k), state
 
     def rewrite(self, problem: Attention) -> Problem:
         return self._outer(rewrite(self.encoding, self._inner(problem)), problem)
@@ -176,6 +186,9 @@ class Partial(Encoding):
 
     def chained(self, at: Chain) -> Chain:
         return self.encoding.chained(at)
+
+    def output_heads(self, num_heads: int) -> int:
+        return self.encoding.output_heads(num_heads)
 
     def layer(self, index: int) -> Partial:
         return Partial(self.encoding.layer(index), self.dims)
@@ -231,10 +244,15 @@ class PerHead(Encoding):
     def _each(self, parts: Parts, apply: Any) -> Parts:
         """Apply a hook of each child to its own item, which counts its heads from 0 meanwhile."""
         out, scope = [], parts.scope
+        before = [_count(item, "q") for item in parts.items]
         for i, (child, item) in enumerate(zip(self, parts.items, strict=True)):
+            own = _renumber(item.enter(str(i)), (0, before[i]), _count(item, "k"))
+            out.append(apply(i, child, own).leave(scope))
+        more = [_count(item, "q") - n for item, n in zip(out, before, strict=True)]  # a child may make heads
+        for i, item in enumerate(parts.items):
             first = leaves(item)[0]
-            own = _renumber(item.enter(str(i)), (0, _count(item, "q")), _count(item, "k"))
-            out.append(_renumber(apply(i, child, own).leave(scope), first.heads, first.kv_total))
+            heads = (first.heads[0] + sum(more[:i]), first.heads[1] + sum(more))
+            out[i] = _renumber(out[i], heads, first.kv_total)
         return parts.with_items(out)
 
     def observe(self, problem: Problem, state: State = None) -> tuple[Problem, State]:
@@ -274,6 +292,9 @@ class PerHead(Encoding):
                 "embeddings come before there are heads; put the encoding that acts on them outside PerHead"
             )
         return x
+
+    def output_heads(self, num_heads: int) -> int:
+        return sum(e.output_heads(n) for e, n in zip(self, self._sizes(num_heads), strict=True))
 
     def layer(self, index: int) -> PerHead:
         return PerHead([child.layer(index) for child in self], self.sizes)

@@ -89,6 +89,10 @@ class Encoding(nn.Module):
         """Return the chain of maps that encodings after this one see."""
         return at
 
+    def output_heads(self, num_heads: int) -> int:
+        """Return how many heads the output has for ``num_heads`` query heads; as many, unless more are made of them."""
+        return num_heads
+
     def why_not_cached(self) -> str | None:
         """Say why decoding would not equal the full pass; None where it does."""
         children = [c for c in self.children() if isinstance(c, Encoding)]

@@ -35,7 +35,9 @@ class LearnedAbsolute(Embedding):
 
     def fit(self, dim: int) -> None:
         if dim != self.hidden_size:
-            raise ShapeError(f"LearnedAbsolute was made for width {self.hidden_size} and the embeddings have {dim}")
+            raise ShapeError(
+                f"{type(self).__name__} was made for width {self.hidden_size} and the embeddings have {dim}"
+            )
 
     def table(self, position: Tensor) -> Tensor:
         index = position.long()
@@ -47,6 +49,10 @@ class LearnedAbsolute(Embedding):
                 f"positions reach {position.max().item():g} (least {position.min().item():g}) and whole numbers 0 ... "
                 f"{self.max_length - 1} are learned; build it with a larger max_length, or choose an encoding that extrapolates"
             )
+        return self.rows(index)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Return rows of the table."""
         return self.weight[index]
 
     def extra_repr(self) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,9 +21,10 @@ class Batch:
         tokens: (B, S) int64.
         targets: (B, S) int64, the token that should follow; `IGNORE` where nothing is scored.
         documents: (B, S) int64 numbers of the documents packed into a row; None: a row is one document.
-        positions: (B, S) positions of the tokens where a task sets them; None: counted in each document.
+        positions: (B, S) or (B, S, axes) positions of the tokens where a task sets them; None: counted in each document.
         valid: (B, S) bool, False on padding; None: no padding, or padding that comes last and is never scored, which
             causal attention cannot see.
+        columns: (B, S, ...) further facts about the tokens, by name, beside positions that a task sets.
     """
 
     tokens: Tensor
@@ -31,6 +32,7 @@ class Batch:
     documents: Tensor | None = None
     positions: Tensor | None = None
     valid: Tensor | None = None
+    columns: Mapping[str, Tensor] | None = None
 
     @property
     def scored(self) -> int:
@@ -40,9 +42,13 @@ class Batch:
     def where(self) -> Positions:
         """Positions for the encodings, made once for all layers."""
         if self.positions is not None:
-            return Positions(self.positions, valid=self.valid, document_ids=self.documents)
+            return Positions(self.positions, valid=self.valid, document_ids=self.documents, columns=self.columns)
         length, device = self.tokens.shape[1], self.tokens.device
         return Positions.arange(length, device=device, valid=self.valid, document_ids=self.documents)
+
+    def in_order(self) -> Batch:
+        """Return the batch without the places of its tokens: they are counted instead."""
+        return replace(self, positions=None, columns=None)
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on a device."""
@@ -62,4 +68,5 @@ class Batch:
             maybe(self.documents),
             maybe(self.positions),
             maybe(self.valid),
+            None if self.columns is None else {name: change(t) for name, t in self.columns.items()},
         )

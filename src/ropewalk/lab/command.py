@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ import typer
 from ropewalk.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ropewalk.lab.compare import Runner, Watcher
     from ropewalk.lab.settings import Settings
 
@@ -55,7 +59,9 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
         ] = None,
         task: Annotated[
             str | None,
-            typer.Option(help="text (language modelling), or a generated task: copy, addition, 'needle(depth=0.5)', ..."),
+            typer.Option(
+                help="text (language modelling), or a generated task: copy, addition, 'needle(depth=0.5)', ..."
+            ),
         ] = None,
         data: Annotated[
             list[str] | None,
@@ -64,7 +70,9 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
                 "source of Python's standard library."
             ),
         ] = None,
-        text_column: Annotated[str | None, typer.Option(help="Column of tables that holds the text. Default: text.")] = None,
+        text_column: Annotated[
+            str | None, typer.Option(help="Column of tables that holds the text. Default: text.")
+        ] = None,
         tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json. Default: bytes.")] = None,
         train_length: Annotated[
             int | None, typer.Option(help="Tokens of a training sequence, or the largest size of a task. Default: 256.")
@@ -75,18 +83,27 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
         layers: Annotated[
             list[str] | None, typer.Option(help="A pattern of layers, compared as one more encoding: 'rope:3,nope:1'.")
         ] = None,
-        config: Annotated[Path | None, typer.Option(help="A TOML file with these options; the command line wins.")] = None,
+        config: Annotated[
+            Path | None, typer.Option(help="A TOML file with these options; the command line wins.")
+        ] = None,
         size: Annotated[
             str | None,
-            typer.Option(help="tiny (2 layers, 128 wide), small (4, 256), medium (8, 512). Default: tiny.", rich_help_panel=_MODEL),
+            typer.Option(
+                help="tiny (2 layers, 128 wide), small (4, 256), medium (8, 512). Default: tiny.",
+                rich_help_panel=_MODEL,
+            ),
         ] = None,
         hidden_size: Annotated[int | None, typer.Option(help="Width.", rich_help_panel=_MODEL)] = None,
         num_layers: Annotated[int | None, typer.Option(help="Layers.", rich_help_panel=_MODEL)] = None,
         num_heads: Annotated[int | None, typer.Option(help="Query heads.", rich_help_panel=_MODEL)] = None,
         num_kv_heads: Annotated[int | None, typer.Option(help="Key heads.", rich_help_panel=_MODEL)] = None,
         head_dim: Annotated[int | None, typer.Option(help="Width of a head.", rich_help_panel=_MODEL)] = None,
-        feed_forward: Annotated[int | None, typer.Option(help="Inner width of the SwiGLU.", rich_help_panel=_MODEL)] = None,
-        qk_norm: Annotated[bool | None, typer.Option("--qk-norm/", help="RMSNorm on q and k.", rich_help_panel=_MODEL)] = None,
+        feed_forward: Annotated[
+            int | None, typer.Option(help="Inner width of the SwiGLU.", rich_help_panel=_MODEL)
+        ] = None,
+        qk_norm: Annotated[
+            bool | None, typer.Option("--qk-norm/", help="RMSNorm on q and k.", rich_help_panel=_MODEL)
+        ] = None,
         encoder: Annotated[
             bool | None,
             typer.Option(
@@ -96,10 +113,15 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
             ),
         ] = None,
         tokens: Annotated[
-            int | None, typer.Option(help="Budget of training, equal for all. Default: 1,200,000.", rich_help_panel=_TRAINING)
+            int | None,
+            typer.Option(help="Budget of training, equal for all. Default: 1,200,000.", rich_help_panel=_TRAINING),
         ] = None,
-        batch_size: Annotated[int | None, typer.Option(help="Sequences a step. Default: 16.", rich_help_panel=_TRAINING)] = None,
-        lr: Annotated[float | None, typer.Option(help="Peak learning rate. Default: 0.003.", rich_help_panel=_TRAINING)] = None,
+        batch_size: Annotated[
+            int | None, typer.Option(help="Sequences a step. Default: 16.", rich_help_panel=_TRAINING)
+        ] = None,
+        lr: Annotated[
+            float | None, typer.Option(help="Peak learning rate. Default: 0.003.", rich_help_panel=_TRAINING)
+        ] = None,
         lr_sweep: Annotated[
             str | None,
             typer.Option(
@@ -107,9 +129,15 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
                 rich_help_panel=_TRAINING,
             ),
         ] = None,
-        weight_decay: Annotated[float | None, typer.Option(help="Of matrices. Default: 0.1.", rich_help_panel=_TRAINING)] = None,
-        seeds: Annotated[int | None, typer.Option(help="How many seeds. Default: 2.", rich_help_panel=_TRAINING)] = None,
-        first_seed: Annotated[int | None, typer.Option(help="Counted from here. Default: 0.", rich_help_panel=_TRAINING)] = None,
+        weight_decay: Annotated[
+            float | None, typer.Option(help="Of matrices. Default: 0.1.", rich_help_panel=_TRAINING)
+        ] = None,
+        seeds: Annotated[
+            int | None, typer.Option(help="How many seeds. Default: 2.", rich_help_panel=_TRAINING)
+        ] = None,
+        first_seed: Annotated[
+            int | None, typer.Option(help="Counted from here. Default: 0.", rich_help_panel=_TRAINING)
+        ] = None,
         windows: Annotated[
             int | None, typer.Option(help="Sequences measured at each length. Default: 128.", rich_help_panel=_TRAINING)
         ] = None,
@@ -124,38 +152,49 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
             ),
         ] = None,
         device: Annotated[
-            str | None, typer.Option(help="cpu, cuda, cuda:1. Default: a GPU where there is one.", rich_help_panel=_RUNNING)
+            str | None,
+            typer.Option(help="cpu, cuda, cuda:1. Default: a GPU where there is one.", rich_help_panel=_RUNNING),
         ] = None,
         ray: Annotated[
             str | None,
             typer.Option(
-                help="Run trials on a Ray cluster: its address, auto, or local for this machine.", rich_help_panel=_RUNNING
+                help="Run trials on a Ray cluster: its address, auto, or local for this machine.",
+                rich_help_panel=_RUNNING,
             ),
         ] = None,
-        cpus: Annotated[float | None, typer.Option(help="With --ray: CPUs a trial. Default: 1.", rich_help_panel=_RUNNING)] = None,
+        cpus: Annotated[
+            float | None, typer.Option(help="With --ray: CPUs a trial. Default: 1.", rich_help_panel=_RUNNING)
+        ] = None,
         gpus: Annotated[
-            float | None, typer.Option(help="With --ray: GPUs a trial. Default: 1 where there are any.", rich_help_panel=_RUNNING)
+            float | None,
+            typer.Option(help="With --ray: GPUs a trial. Default: 1 where there are any.", rich_help_panel=_RUNNING),
         ] = None,
         track: Annotated[
-            list[str] | None, typer.Option(help="Also log to tensorboard or wandb. Repeatable.", rich_help_panel=_RUNNING)
+            list[str] | None,
+            typer.Option(help="Also log to tensorboard or wandb. Repeatable.", rich_help_panel=_RUNNING),
         ] = None,
         checkpoint_every: Annotated[
             int | None, typer.Option(help="Steps between checkpoints. Default: 50.", rich_help_panel=_RUNNING)
         ] = None,
         rank: Annotated[
-            int | None, typer.Option(help="Order the table by this length. Default: the trained one.", rich_help_panel=_RUNNING)
+            int | None,
+            typer.Option(help="Order the table by this length. Default: the trained one.", rich_help_panel=_RUNNING),
         ] = None,
         retry_failed: Annotated[
             bool, typer.Option("--retry-failed", help="Try trials again that failed before.", rich_help_panel=_RUNNING)
         ] = False,
-        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the table.", rich_help_panel=_RUNNING)] = False,
+        quiet: Annotated[
+            bool, typer.Option("--quiet", "-q", help="No progress, only the table.", rich_help_panel=_RUNNING)
+        ] = False,
         as_json: Annotated[
             bool, typer.Option("--json", help="Print a summary as JSON and nothing else.", rich_help_panel=_RUNNING)
         ] = False,
     ) -> None:
         from ropewalk.lab.settings import Settings
 
-        shape = dict(zip(SHAPE, (hidden_size, num_layers, num_heads, num_kv_heads, head_dim, feed_forward), strict=True))
+        shape = dict(
+            zip(SHAPE, (hidden_size, num_layers, num_heads, num_kv_heads, head_dim, feed_forward), strict=True)
+        )
         said: dict[str, Any] = {
             "encodings": [*(encodings or ()), *(layers or ())],
             "task": task,
@@ -179,7 +218,7 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
             "checkpoint_every": checkpoint_every,
         }
         settings = Settings.from_dict(merged(read_config(config), said, shape))
-        invoked = " ".join(["ropewalk", *map(quoted, sys.argv[1:])])
+        invoked = " ".join(["ropewalk", *map(shlex.quote, sys.argv[1:])])
         run(
             settings,
             Options(
@@ -239,21 +278,11 @@ def numbers(option: str, text: str, kind: type[int] | type[float]) -> list[float
         raise ConfigError(f"{option} takes {what} between commas, as 512,1024; got {text!r}") from None
 
 
-def quoted(argument: str) -> str:
-    """Quote an argument for a shell where it needs it."""
-    import shlex
-
-    return shlex.quote(argument)
-
-
 def compare(settings: Settings, options: Options) -> None:
     """Run a comparison and print what came out."""
     from ropewalk.lab.compare import compare as run
     from ropewalk.lab.compare import default_folder
-    from ropewalk.lab.progress import Bars, Several, watch
-    from ropewalk.lab.report import write_report
-    from ropewalk.lab.runs import read_results
-    from ropewalk.lab.table import as_json, print_table
+    from ropewalk.lab.progress import Bars, Several
 
     folder = options.out or default_folder(settings)
     watchers: list[Watcher] = [] if options.quiet or options.as_json else [Bars()]
@@ -261,7 +290,7 @@ def compare(settings: Settings, options: Options) -> None:
         from ropewalk.lab.track import Trackers
 
         watchers.append(Trackers(options.track, folder))
-    with watch(Several(watchers)) as watcher:
+    with Several(watchers) as watcher:
         outcome = run(
             settings,
             folder,
@@ -270,15 +299,9 @@ def compare(settings: Settings, options: Options) -> None:
             command=options.command,
             retry_failed=options.retry_failed,
         )
-    report = write_report(folder)
-    if options.as_json:
-        print(json.dumps({**as_json(folder, rank=options.rank), "folder": str(folder), "report": str(report)}, indent=2))
-    else:
-        print_table(folder, rank=options.rank)
-        print(f"report: {report}")
+    conclude(folder, options.rank, options.as_json)
     if outcome.failed:
         raise typer.Exit(1)
-    del read_results
 
 
 def report(
@@ -287,13 +310,42 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON and nothing else.")] = False,
 ) -> None:
     """Print the table of a run again, and rebuild its report.html."""
+    conclude(folder, rank, as_json)
+
+
+def conclude(folder: Path, rank: int | None, as_json: bool) -> None:
+    """Write the report of a run and print its table, or a summary as JSON."""
+    from ropewalk.lab import summary, table
+    from ropewalk.lab.report import write_report
+
+    results = summary.Results.read(folder)
+    path = write_report(folder, rank=rank)
+    if as_json:
+        found = {**summary.as_json(results, rank=rank), "folder": str(folder), "report": str(path)}
+        print(json.dumps(found, indent=2))
+        return
+    console = make_console()
+    console.print(table.render(results, width=console.width, rank=rank))
+    console.print(f"\nreport: {path}", soft_wrap=True)
+
+
+def make_console() -> Console:
+    """Return a console that leaves text as it is; a pipe gets lines of 100 cells."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(highlight=False, markup=False, emoji=False, width=100)
 
 
 def _runner(settings: Settings, options: Options, folder: Path) -> Runner:
     if options.ray is not None:
         from ropewalk.lab.on_ray import RayRunner
 
-        return RayRunner(settings, folder, options.ray, cpus=options.cpus, gpus=options.gpus)
+        return RayRunner(folder, settings, options.ray, cpus=options.cpus, gpus=options.gpus)
     from ropewalk.lab.local import LocalRunner
+    from ropewalk.lab.place import pick_device
 
+    pick_device(options.device)  # a device that is not there is no matter of a trial
     return LocalRunner(folder, settings, options.device)

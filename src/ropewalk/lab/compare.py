@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from ropewalk.lab.results import Record
 from ropewalk.lab.runs import RunFolder, read_results
 from ropewalk.lab.settings import Settings
 from ropewalk.lab.trial import Checkpoint, Event, Finished, Measured, Progress, Spec
-from ropewalk.lab.workloads import Workload, corpus_of, make_workload
+from ropewalk.lab.workloads import Workload, corpus_of, make_workload, resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,7 @@ def compare(
         RunError: the folder is in use or holds another comparison.
         ConfigError, UnknownNameError, DataError: settings that cannot be; nothing was trained.
     """
+    settings = resolved(settings)
     with RunFolder(folder, settings) as run:
         workload, facts = prepare(run, command)
         model = shape_of(settings, workload)
@@ -104,7 +105,7 @@ def compare(
             from ropewalk.lab.local import LocalRunner
 
             runner = LocalRunner(run.path, settings)
-        driver = _Driver(run, runner, watcher, context(settings, facts, command))
+        driver = Driver(run, runner, watcher, context(settings, facts, command))
         sweep = plan_sweep(settings, model, workload)
         driver.drive(sweep, retry_failed)
         chosen = winners(settings, sweep, run)
@@ -114,24 +115,30 @@ def compare(
         return Outcome(run.path, read_results(run.path), driver.failed)
 
 
-def prepare(run: RunFolder, command: str) -> tuple[Workload, dict[str, Any]]:
-    """Read the data, or what was kept of it, and check that everything asked for can be built."""
+def prepare(
+    run: RunFolder, command: str, more: Mapping[str, Any] | None = None
+) -> tuple[Workload, dict[str, Any]]:
+    """Read the data, or what was kept of it, and check that everything asked for can be built.
+
+    Args:
+        run: the folder.
+        command: as the user gave it.
+        more: what else ``settings.json`` is to say of a new run.
+    """
     settings = run.settings
     corpus = None
     if settings.task == "text":
-        if run.is_new or not run.corpus.exists():
-            corpus = corpus_of(settings)
-        else:
-            corpus = Corpus.load(run.corpus)
+        kept = not run.is_new and run.corpus.exists()
+        corpus = Corpus.load(run.corpus) if kept else corpus_of(settings)
     workload = make_workload(settings, corpus)
     model = shape_of(settings, workload)
     for name in settings.encodings:
-        _try_to_build(model, name)
+        _try_to_build(model, name, workload.domain)
     facts = {"task": settings.task, "workload": workload.describe()}
     if run.is_new:
         if corpus is not None:
             corpus.save(run.corpus)
-        run.begin({**facts, "command": command, "hardware": hardware(), "versions": versions()})
+        run.begin({**facts, **(more or {}), "command": command, "hardware": hardware(), "versions": versions()})
     return workload, facts
 
 
@@ -164,7 +171,8 @@ def plan_sweep(settings: Settings, model: ModelConfig, workload: Workload) -> li
     """Return the trials that look for each encoding's learning rate, on the first seed."""
     return [
         replace(
-            _spec(settings, model, workload, name, settings.first_seed, lr, f"{file_name(name)}-lr{lr:g}"), measure=False
+            _spec(settings, model, workload, name, settings.first_seed, lr, f"{file_name(name)}-lr{lr:g}"),
+            measure=False,
         )
         for name in settings.encodings
         for lr in settings.lr_sweep
@@ -222,7 +230,7 @@ def hardware() -> dict[str, Any]:
     }
 
 
-class _Driver:
+class Driver:
     """Writes down what a runner reports."""
 
     def __init__(self, run: RunFolder, runner: Runner, watcher: Watcher | None, base: dict[str, Any]) -> None:
@@ -315,17 +323,17 @@ def _spec(
     )
 
 
-def _try_to_build(model: ModelConfig, encoding: str) -> None:
+def _try_to_build(model: ModelConfig, encoding: str, domain: str) -> None:
     """Fail now rather than after an hour: arguments that an encoding does not take, widths that do not fit."""
     from ropewalk.catalog.expression import parse
 
     config = with_encodings(model, expand_layers(encoding))
     for name in config.encodings:
         for record in parse(name).records():
-            if record.traits.domain != "sequence":
+            if record.traits.domain not in ("sequence", domain):
                 raise ConfigError(
-                    f"{record.slug} places tokens by {record.traits.domain}, and sequences of tokens have none; "
-                    "`ropewalk list` shows each encoding's domain with --json"
+                    f"{record.slug} places tokens by {record.traits.domain}, and these tokens have none: they live in a "
+                    f"{domain}; `ropewalk list` shows each encoding's domain with --json"
                 )
             if record.traits.causal == ("never" if config.causal else "only"):
                 raise ConfigError(
@@ -348,5 +356,3 @@ def default_folder(settings: Settings) -> Path:
     names = "-".join(re.sub(r"[^a-z0-9]+", "", name.lower())[:12] for name in settings.encodings[:4])
     task = re.sub(r"[^a-z0-9_]+", "", settings.task.lower())[:24]
     return Path("runs") / f"{task}-{names}-{settings.digest}"
-
-

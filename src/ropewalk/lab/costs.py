@@ -64,12 +64,12 @@ def memory(model: Decoder, batch: Batch, place: Place) -> list[Record]:
     """Bytes that a training step keeps for its backward pass, each storage once; parameters are not counted."""
     batch = batch.to(place.device)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
+    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+            kept[storage.data_ptr()] = storage
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), place.autocast():
@@ -79,7 +79,14 @@ def memory(model: Decoder, batch: Batch, place: Place) -> list[Record]:
         )
     del loss
     what = "saved for backward"
-    return [{"kind": "memory", "what": what, "length": batch.tokens.shape[1], "bytes": sum(kept.values())}]
+    return [
+        {
+            "kind": "memory",
+            "what": what,
+            "length": batch.tokens.shape[1],
+            "bytes": sum(s.nbytes() for s in kept.values()),
+        }
+    ]
 
 
 def learned(model: Decoder, before: Mapping[str, Tensor]) -> list[Record]:
@@ -123,4 +130,3 @@ def _timed(run: Callable[[], None], place: Place, budget: float = 0.5) -> list[f
         wait()
         times.append(time.perf_counter() - start)
     return times
-

@@ -6,6 +6,7 @@ Driver and process speak through the process's standard streams, in pickles: the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -64,10 +65,8 @@ class LocalRunner:
             process.kill()
             process.wait()
             for stream in (process.stdin, process.stdout):
-                try:
+                with contextlib.suppress(BrokenPipeError):
                     stream.close()
-                except BrokenPipeError:
-                    pass
 
 
 def serve() -> None:

@@ -16,14 +16,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import ropewalk as rw
-from ropewalk.catalog.expression import Expression, Named, Sum, parse, parse_layers
+from ropewalk.catalog.expression import Combined, Expression, Named, Sum, parse, parse_layers
 from ropewalk.core.errors import CacheError, ConfigError, check_positive
 
 SIZES: dict[str, dict[str, int]] = {
@@ -69,7 +69,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "encodings", tuple(self.encodings))
         numbers = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "feed_forward")
-        check_positive(max_length=self.max_length, num_classes=self.num_classes, **{n: getattr(self, n) for n in numbers})
+        check_positive(
+            max_length=self.max_length, num_classes=self.num_classes, **{n: getattr(self, n) for n in numbers}
+        )
         if not self.encodings:
             raise ConfigError("a model needs an encoding for its layers; 'nope' is none")
         if self.head_dim is None and self.hidden_size % self.num_heads:
@@ -134,7 +136,8 @@ class SelfAttention(nn.Module):
         self.heads = (config.num_heads, config.kv_heads, config.kv_heads)
         self.width, self.causal = config.width, config.causal
         self.qkv = nn.Linear(config.hidden_size, sum(self.heads) * config.width, bias=False)
-        self.out = nn.Linear(config.num_heads * config.width, config.hidden_size, bias=False)
+        heads = encoding.output_heads(config.num_heads)  # a few encodings make more heads than there are queries
+        self.out = nn.Linear(heads * config.width, config.hidden_size, bias=False)
         self.norms = nn.ModuleList([RMSNorm(config.width), RMSNorm(config.width)]) if config.qk_norm else None
         self.encoding = encoding
 
@@ -180,13 +183,13 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # whoever builds a model keeps their random numbers
             torch.manual_seed(seed_of(seed, "encodings"))
-            encodings = rw.PerLayer(build_encodings(config))
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config, encoding) for encoding in encodings)
-        self.norm = RMSNorm(config.hidden_size)
-        self.head = nn.Linear(config.hidden_size, config.num_classes or config.vocab_size, bias=False)
+            encodings = build_encodings(config)
+            self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.blocks = nn.ModuleList(Block(config, encoding) for encoding in encodings)
+            self.norm = RMSNorm(config.hidden_size)
+            self.head = nn.Linear(config.hidden_size, config.num_classes or config.vocab_size, bias=False)
         if config.tied and config.num_classes is None:
             self.head.weight = self.embedding.weight
         self.initialise(seed)
@@ -194,7 +197,9 @@ class Decoder(nn.Module):
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Draw every parameter outside the encodings from the seed and its own name."""
-        deep = (2 * self.config.num_layers) ** -0.5  # what is added to the residual stream, so that depth does not widen it
+        deep = (
+            2 * self.config.num_layers
+        ) ** -0.5  # what is added to the residual stream, so that depth does not widen it
         for name, parameter in self.named_parameters():
             if ".encoding." in name or parameter.ndim < 2:
                 continue
@@ -205,7 +210,7 @@ class Decoder(nn.Module):
     @property
     def encodings(self) -> list[rw.Encoding]:
         """The encoding of each layer."""
-        return [block.attention.encoding for block in self.blocks]
+        return [cast("Block", block).attention.encoding for block in self.blocks]
 
     def encoding_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters that belong to encodings."""
@@ -261,6 +266,8 @@ class Decoder(nn.Module):
 
 def load(folder: str | os.PathLike[str]) -> Decoder:
     """Load a model that `Decoder.save` wrote."""
+    from safetensors import SafetensorError
+
     folder = Path(folder)
     try:
         settings: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -271,7 +278,7 @@ def load(folder: str | os.PathLike[str]) -> Decoder:
             f"{folder} holds no model of ropewalk: {Path(missing.filename).name} is missing; a model is a folder with "
             "config.json and model.safetensors"
         ) from None
-    except (json.JSONDecodeError, TypeError, RuntimeError) as problem:
+    except (json.JSONDecodeError, TypeError, RuntimeError, SafetensorError) as problem:
         raise ConfigError(f"{folder} holds no model that this version reads: {problem}") from None
     return model
 
@@ -296,7 +303,7 @@ def build_encodings(config: ModelConfig) -> list[rw.Encoding]:
     for i, layer in enumerate(layers):
         terms = [term for term in _terms(layer) if not _is_embedding(term)]
         terms = [*embedded, *terms] if i == 0 else terms
-        expression = Sum(tuple(terms)) if len(terms) > 1 else terms[0] if terms else parse("nope")
+        expression: Expression = Sum(tuple(terms)) if len(terms) > 1 else terms[0] if terms else parse("nope")
         if expression not in shared:
             encoding = expression.build(**shape)
             if any(True for _ in encoding.parameters()):  # what is learned is each layer's own
@@ -329,12 +336,17 @@ def with_encodings(config: ModelConfig, encodings: Sequence[str]) -> ModelConfig
     return replace(config, encodings=tuple(encodings))
 
 
-def _terms(expression: Expression) -> tuple[Expression, ...]:
+def _terms(expression: Expression) -> tuple[Named | Combined, ...]:
     return expression.terms if isinstance(expression, Sum) else (expression,)
 
 
 def _is_embedding(expression: Expression) -> bool:
-    return isinstance(expression, Named) and expression.record.kind == "embedding"
+    # What orders segments acts in every layer besides.
+    return (
+        isinstance(expression, Named)
+        and expression.record.kind == "embedding"
+        and "segments" not in expression.record.needs
+    )
 
 
 def seed_of(seed: int, name: str) -> int:

@@ -26,9 +26,7 @@ class Place(ABC):
     low: torch.dtype | None = None
 
     @abstractmethod
-    def prepare(
-        self, model: Decoder, optimizer: torch.optim.Optimizer
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def prepare(self, model: Decoder, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Bring model and optimiser to the device, wrapped if need be."""
 
     @abstractmethod
@@ -50,6 +48,10 @@ class Place(ABC):
     @abstractmethod
     def unwrap(self, module: nn.Module) -> Decoder:
         """Return the model inside."""
+
+    @abstractmethod
+    def gather(self, module: nn.Module) -> Decoder:
+        """Return the whole model, for the main process to measure; every process has to call this."""
 
     @abstractmethod
     def state(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -86,9 +88,7 @@ class Alone(Place):
         self.device = pick_device(device)
         self.low = pick_precision(precision, self.device)
 
-    def prepare(
-        self, model: Decoder, optimizer: torch.optim.Optimizer
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def prepare(self, model: Decoder, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
         return model.to(self.device), optimizer  # parameters keep their identity
 
     def share(self, batch: Batch) -> Batch:
@@ -107,14 +107,18 @@ class Alone(Place):
         assert isinstance(module, Decoder)
         return module
 
+    def gather(self, module: nn.Module) -> Decoder:
+        return self.unwrap(module)
+
     def state(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        return dict(_named_state(self.unwrap(module), optimizer))
+        return dict(named_state(self.unwrap(module), optimizer))
 
     def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
         take_back(self.unwrap(module), optimizer, state)
 
 
-def _named_state(model: Decoder, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+def named_state(model: Decoder, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """Yield every trained number and the optimiser's, by name."""
     for name, parameter in model.named_parameters():
         yield f"model/{name}", parameter.detach().cpu()
         for key, value in optimizer.state.get(parameter, {}).items():

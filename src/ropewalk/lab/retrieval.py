@@ -42,7 +42,10 @@ class Retrieval:
                 return []
             logits = forward(batch)
             losses = functional.cross_entropy(
-                logits.flatten(0, 1).float(), batch.targets.to(logits.device).flatten(), ignore_index=IGNORE, reduction="none"
+                logits.flatten(0, 1).float(),
+                batch.targets.to(logits.device).flatten(),
+                ignore_index=IGNORE,
+                reduction="none",
             )
             losses = losses.view(batch.targets.shape).double().cpu()
             mean = losses.sum(1) / (batch.targets != IGNORE).sum(1)
@@ -61,7 +64,8 @@ class Retrieval:
 
     def batch(self, length: int, depth: float) -> Batch | None:
         """Rows with the answer in the text, then the same rows with another answer there."""
-        told, other = [], []
+        told: list[tuple[Tensor, int]] = []
+        other: list[tuple[Tensor, int]] = []
         for i, text in enumerate(self.text.tokens):
             name, word, wrong = (_word(i, kind) for kind in range(3))
             question = self._encode(f"\n# the code of {name} is ")

@@ -144,6 +144,9 @@ class RunFolder:
             write_bytes(folder / "model.safetensors", model.model)
             write_json(folder / "config.json", model.config.as_dict())
         self._close(name, "finished", records)
+        (self.trial(name) / "measured.jsonl").unlink(missing_ok=True)
+        if model is not None:  # otherwise the checkpoint is what the trial was for
+            (self.trial(name) / "checkpoint.safetensors").unlink(missing_ok=True)
 
     def fail(self, name: str, records: Sequence[Record]) -> None:
         """Close a trial that cannot go on."""
@@ -163,9 +166,6 @@ class RunFolder:
         records = [{**record, "attempt": attempt} for record in records]
         write_json(self.trial(name) / "done.json", {"status": status, "records": records})
         _append(self.path / "results.jsonl", records)
-        if status == "finished":
-            for left in ("checkpoint.safetensors", "measured.jsonl"):
-                (self.trial(name) / left).unlink(missing_ok=True)
 
     def _mend(self) -> None:
         """Complete what an interruption left half done."""
@@ -233,6 +233,7 @@ def _append(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _ours(names: set[str]) -> bool:
     """Whether a folder without settings holds only what a run writes before them."""
-    return all(name in (".lock", "corpus.safetensors") or name.startswith(".corpus") or name.startswith(".settings") for name in names)
-
-
+    return all(
+        name in (".lock", "corpus.safetensors") or name.startswith(".corpus") or name.startswith(".settings")
+        for name in names
+    )

@@ -96,7 +96,9 @@ class Settings:
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise ConfigError(f"weight_decay is a number, 0 or more; got {self.weight_decay!r}")
         if self.size not in SIZES:
-            raise ConfigError(f"no size is called {self.size!r}; there are {', '.join(SIZES)}.{suggest(self.size, SIZES)}")
+            raise ConfigError(
+                f"no size is called {self.size!r}; there are {', '.join(SIZES)}.{suggest(self.size, SIZES)}"
+            )
         if self.precision not in PRECISIONS:
             raise ConfigError(f"precision is one of {', '.join(PRECISIONS)}; got {self.precision!r}")
         if not self.encodings:
@@ -106,7 +108,9 @@ class Settings:
             if one in layers[:i]:
                 raise ConfigError(f"{self.encodings[i]!r} is named twice")
         if self.task != "text" and (self.data or self.tokenizer):
-            raise ConfigError(f"the task {self.task!r} makes its own sequences; --data and --tokenizer are for --task text")
+            raise ConfigError(
+                f"the task {self.task!r} makes its own sequences; --data and --tokenizer are for --task text"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON would give them back."""
@@ -123,7 +127,10 @@ class Settings:
                     f"no setting is called {name!r}; there are {', '.join(sorted(known))}.{suggest(name, known)}"
                 )
         shape = values.get("shape", ())
-        given: dict[str, Any] = {**values, "shape": tuple(shape.items()) if isinstance(shape, Mapping) else tuple(map(tuple, shape))}
+        given: dict[str, Any] = {
+            **values,
+            "shape": tuple(shape.items()) if isinstance(shape, Mapping) else tuple(map(tuple, shape)),
+        }
         for name in ("encodings", "data", "eval_lengths", "lr_sweep"):
             if name in given:
                 if isinstance(given[name], str | int | float):

@@ -112,7 +112,7 @@ def difference(a: Iterable[Record], b: Iterable[Record], *, level: float = LEVEL
     if len(measured) > interval.seeds:
         notes.append(f"{interval.seeds} of {len(measured)} seeds are on both sides")
     if left.keys() != right.keys():
-        notes.append(f"{len(shared)} of {len(left | right)} sizes are on both sides")
+        notes.append(f"{len(shared)} of {len({*left, *right})} sizes are on both sides")
     return replace(interval, note="; ".join(note for note in notes if note))
 
 
@@ -135,7 +135,7 @@ def verdict(difference: Interval | None, *, lower_is_better: bool = True) -> str
     return BETTER if (difference.mean < 0) == lower_is_better else WORSE
 
 
-def samples(records: Iterable[Record]) -> dict[str, Seeds]:
+def samples(records: Iterable[Record]) -> Mapping[str, Seeds]:
     """Return the documents of `loss` and the examples of `exact` records, by stratum and by seed.
 
     A record that comes twice (a trial that was resumed) counts once, the later one.

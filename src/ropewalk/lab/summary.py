@@ -8,104 +8,16 @@ from __future__ import annotations
 
 import math
 import statistics as plain
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from ropewalk.core.errors import ConfigError, UnknownNameError, suggest
-from ropewalk.lab.results import Record, read_results, read_settings
-from ropewalk.lab.statistics import ONE_SEED, SAME, WORSE, Interval, difference, mean, verdict
+from ropewalk.lab.measured import Results
+from ropewalk.lab.results import Record
+from ropewalk.lab.statistics import BETTER, ONE_SEED, SAME, WORSE, Interval, difference, mean, verdict
 
-
-class Results:
-    """The records of one run and what was asked for.
-
-    Numbers that are not finite are taken out and listed among the failures: they are no measurements, and one diverged
-    trial must not hide the others.
-
-    Args:
-        records: as in `ropewalk.lab.results`.
-        settings: as in ``settings.json``.
-    """
-
-    def __init__(self, records: Iterable[Record], settings: Mapping[str, Any] | None = None) -> None:
-        self.settings: Mapping[str, Any] = settings or {}
-        self.asked: Mapping[str, Any] = self.settings.get("settings") or {}
-        self.records: list[Record] = []
-        self.failures: list[Record] = []
-        for record in _latest(records):
-            if record["kind"] == "failed":
-                self.failures.append(record)
-            elif (bad := _not_finite(record)) is not None:
-                self.failures.append({**record, "kind": "failed", "step": None, "reason": bad})
-            else:
-                self.records.append(record)
-
-    @classmethod
-    def read(cls, folder: Path) -> Results:
-        """Read the folder of a run, finished or not."""
-        return cls(read_results(folder), read_settings(folder))
-
-    def of(self, kind: str, **fields: object) -> list[Record]:
-        """Return the records of a kind whose fields have these values."""
-        return [r for r in self.records if r["kind"] == kind and all(r.get(name) == v for name, v in fields.items())]
-
-    @cached_property
-    def encodings(self) -> list[str]:
-        """Encodings in the order they were asked for."""
-        return list(
-            dict.fromkeys([*self.asked.get("encodings", ()), *(r["encoding"] for r in self.records + self.failures)])
-        )
-
-    @property
-    def task(self) -> str:
-        """The task, or "text"."""
-        return str(next((r["task"] for r in self.records), self.asked.get("task", "text")))
-
-    @cached_property
-    def metric(self) -> str:
-        """Kind of record that the encodings are ranked by: "exact" where answers are right or wrong, else "loss"."""
-        return "exact" if self.of("exact") else "loss"
-
-    @cached_property
-    def split(self) -> str:
-        """Split of the losses: "test", or "validation" as long as nothing was tested."""
-        return "test" if self.of("loss", split="test") else "validation"
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """Lengths of text, or sizes of a task, that were scored."""
-        return sorted({r[_size(self.metric)] for r in self.scores()})
-
-    @cached_property
-    def trained(self) -> int | None:
-        """The trained length of text, or the largest trained size of a task; None if nothing says."""
-        if self.metric == "exact":
-            return max((r["size"] for r in self.of("exact") if r["trained"]), default=None)
-        length = self.asked.get("train_length")
-        return None if length is None else int(length)
-
-    def scores(self, encoding: str | None = None, size: int | None = None) -> list[Record]:
-        """Return the records that rank, of one encoding and size or of all."""
-        fields: dict[str, object] = {"split": self.split} if self.metric == "loss" else {}
-        if encoding is not None:
-            fields["encoding"] = encoding
-        if size is not None:
-            fields[_size(self.metric)] = size
-        return self.of(self.metric, **fields)
-
-    @cached_property
-    def missing(self) -> list[str]:
-        """Trials that were asked for and have neither scores nor a failure, as "encoding, seed n"."""
-        seeds = self.asked.get("seeds")
-        if seeds is None:
-            return []
-        first = self.asked.get("first_seed", 0)
-        seen = {(r["encoding"], r["seed"]) for r in [*self.scores(), *self.failures]}
-        wanted = [(name, seed) for name in self.encodings for seed in range(first, first + seeds)]
-        return [f"{name}, seed {seed}" for name, seed in wanted if (name, seed) not in seen]
+__all__ = ["Board", "Results", "Row", "as_json", "board", "fixed_point", "headlines"]
 
 
 @dataclass(frozen=True)
@@ -148,6 +60,7 @@ class Board:
         rank: the length or size that ranks; None: the mean over sizes.
         reference: the encoding the others are compared with; None while there are no scores.
         lengths: the sequence length that speed and memory were measured at, by what.
+        size_name: what sizes count, see `Results.size_name`.
     """
 
     rows: list[Row]
@@ -157,6 +70,7 @@ class Board:
     rank: int | None
     reference: str | None
     lengths: dict[str, int]
+    size_name: str | None
 
     @property
     def lower_is_better(self) -> bool:
@@ -166,9 +80,11 @@ class Board:
     @property
     def ranked_by(self) -> str:
         """What ranks, in words."""
-        if self.rank is None:
-            return "mean over sizes" if self.metric == "exact" else "loss"
-        return f"size {self.rank}" if self.metric == "exact" else f"{self.rank} tokens"
+        return "the mean over sizes" if self.rank is None else f"the score at {self.at(self.rank)}"
+
+    def at(self, size: int) -> str:
+        """Name a length or size."""
+        return f"size {size}" if self.size_name is None else f"{size} {self.size_name}"
 
     def text(self, interval: Interval | None, *, signed: bool = False) -> str:
         """Write a score, or a difference of scores, with its half-width."""
@@ -178,8 +94,14 @@ class Board:
         half = interval.half_width * unit
         if signed and 0 < half < 1:  # a small difference keeps two figures
             digits = min(max(digits, 1 - math.floor(math.log10(half))), 6)
-        value = f"{interval.mean * unit:{'+' if signed else ''}.{digits}f}".replace("-", "−")
+        value = fixed_point(interval.mean * unit, digits, signed=signed)
         return f"{value} ±?" if math.isinf(half) else f"{value} ±{half:.{digits}f}"
+
+
+def fixed_point(value: float, digits: int, *, signed: bool = False) -> str:
+    """Write a number with a typographic minus, and zero without any sign of its own."""
+    text = f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "−")
+    return text.replace("−", "+" if signed else "") if not any(digit in text for digit in "123456789") else text
 
 
 def board(results: Results, *, rank: int | None = None, reference: str | None = None) -> Board:
@@ -187,8 +109,8 @@ def board(results: Results, *, rank: int | None = None, reference: str | None = 
 
     Args:
         results: the run.
-        rank: length of text or size of a task to rank by; None: the settings', else the trained length, or all sizes of a
-            task.
+        rank: length of text or size of a task to rank by; None: the settings', else the trained length of text or all sizes
+            of a task.
         reference: encoding to compare with; None: the settings', else the best.
     """
     rank = rank if rank is not None else results.settings.get("rank")
@@ -201,7 +123,8 @@ def board(results: Results, *, rank: int | None = None, reference: str | None = 
             f"{suggest(reference, results.encodings)}"
         )
     loss = results.metric == "loss"
-    if rank is None and loss and results.sizes:
+    # Sizes of a task have examples of their own; lengths of text share their documents and cannot be averaged.
+    if rank is None and (loss or results.task == "text") and results.sizes:
         rank = results.trained if results.trained in results.sizes else results.sizes[0]
     ranking = {name: results.scores(name, rank) for name in results.encodings}
     means = {name: mean(records) for name, records in ranking.items()}
@@ -233,26 +156,30 @@ def board(results: Results, *, rank: int | None = None, reference: str | None = 
         )
     measured = {**speed, (kinds[0] if kinds else "memory"): memory}
     lengths = {what: records[0]["length"] for what, records in measured.items() if records}
-    return Board(rows, results.metric, results.sizes, results.trained, rank, reference, lengths)
+    return Board(rows, results.metric, results.sizes, results.trained, rank, reference, lengths, results.size_name)
 
 
 def headlines(results: Results, board: Board) -> list[str]:
-    """Say what was seen, in sentences: the best, its lead, and whether the order holds where nothing was trained."""
-    scored = [row for row in board.rows if row.score is not None]
+    """Say what was seen, in sentences: the best, its lead, and who is best at the longest length."""
+    scored = {row.encoding: row.score for row in board.rows if row.score is not None}
     if not scored:
         return ["No encoding has been scored yet."]
-    best, said = scored[0], []
+    best = next(iter(scored))
+    said, where, score = [], _where(board, board.rank), board.text(scored[best])
     better, unit = ("lowest loss", " nats a token") if board.lower_is_better else ("most exact matches", " %")
-    where = _where(board, board.rank)
-    said.append(f"{where}, {best.encoding} had the {better}: {board.text(best.score)}{unit}.")
-    if len(scored) > 1:
-        top = results.scores(best.encoding, board.rank)
-        gaps = {row.encoding: difference(results.scores(row.encoding, board.rank), top) for row in scored[1:]}
-        said.append(_lead(board, gaps))
+    level = [name for name, score in scored.items() if score.mean == scored[best].mean]
+    if len(level) > 1:
+        said.append(f"{where}, {_list(level)} scored exactly the same: {score}{unit}.")
+    else:
+        said.append(f"{where}, {best} had the {better}: {score}{unit}.")
+    others = [name for name in scored if name not in level]
+    if others:
+        top = results.scores(best, board.rank)
+        said.append(_lead(board, best, {n: difference(results.scores(n, board.rank), top) for n in others}))
     for size in {board.sizes[-1]} - {board.rank}:
-        if (sentence := _at(results, board, size, best.encoding)) is not None:
+        if (sentence := _at(results, board, size, best)) is not None:
             said.append(sentence)
-    if max(row.score.seeds for row in scored if row.score is not None) < 2:
+    if max(score.seeds for score in scored.values()) < 2:
         said.append(
             "One seed was trained: differences between seeds were not measured. The intervals cover the choice of test "
             "documents only, and another seed may change the order."
@@ -293,53 +220,61 @@ def as_json(results: Results, *, rank: int | None = None, reference: str | None 
                 "trial": f["trial"],
                 "encoding": f["encoding"],
                 "seed": f["seed"],
-                "step": f.get("step"),
                 "reason": f["reason"],
             }
             for f in results.failures
         ],
+        "refused": [{"encoding": r["encoding"], "what": r["what"], "reason": r["reason"]} for r in results.refusals],
         "missing": results.missing,
     }
 
 
-def _lead(board: Board, gaps: Mapping[str, Interval | None]) -> str:
+def _lead(board: Board, best: str, gaps: Mapping[str, Interval | None]) -> str:
     """Say what separates the best from the others; gaps are theirs − its own."""
-    verdicts = {name: verdict(gap, lower_is_better=board.lower_is_better) for name, gap in gaps.items()}
-    clear = [name for name, word in verdicts.items() if word == WORSE]
-    same = [name for name, word in verdicts.items() if word == SAME]
-    unsure = [name for name, word in verdicts.items() if word == ONE_SEED]
+    words = {name: verdict(gap, lower_is_better=board.lower_is_better) for name, gap in gaps.items()}
+
+    def those(word: str) -> str:
+        by = "" if word == SAME else " (by {})"
+        return _list([name + by.format(_size_of(board, gaps[name])) for name in gaps if words[name] == word])
+
     said = []
-    if same:
-        said.append(f"no difference was seen between it and {_list(same)}")
-    if clear:
-        said.append(f"it was better than {_list([f'{n} (by {_size_of(board, gaps[n])})' for n in clear])}")
-    if unsure:
-        said.append(f"it was ahead of {_list([f'{n} (by {_size_of(board, gaps[n])})' for n in unsure])} on one seed")
+    if same := those(SAME):
+        said.append(f"no difference was seen between {best} and {same}")
+    if behind := those(WORSE):
+        said.append(f"{best} was better than {behind}")
+    if unsure := those(ONE_SEED):
+        said.append(f"{best} was ahead of {unsure} on one seed")
+    if ahead := those(BETTER):  # by its mean it is behind, but that is over other seeds
+        said.append(f"on the seeds they share, {best} was worse than {ahead}")
     if not said:
-        return "Nothing else can be compared with it: no seed is on both sides."
+        return "No other encoding shares a seed with it, so none can be compared."
     text = "; ".join(said)
-    return text[0].upper() + text[1:] + "."
+    return text[0].upper() + text[1:] + "." if same else text + "."
 
 
 def _at(results: Results, board: Board, size: int, best: str) -> str | None:
     """Say who was best at a length other than the ranked one, and how the overall best did there."""
-    first = next((row.encoding for row in board.rows if row.marks[size] == "best"), None)
-    if first is None:
+    scores = {row.encoding: score for row in board.rows if (score := row.scores[size]) is not None}
+    if not scores:
         return None
-    scores = {row.encoding: row.scores[size] for row in board.rows}
     better, unit = ("lowest loss", " nats") if board.lower_is_better else ("most exact matches", " %")
     where = _where(board, size)
     if board.trained and size > board.trained:
         where += f" ({size / board.trained:.3g} × what was trained)"
-    said = f"{where}, {first} had the {better}: {board.text(scores[first])}{unit}"
+    first = next((row.encoding for row in board.rows if row.marks[size] == "best"), None)
+    if first is None:
+        return f"{where}, all scored exactly the same: {board.text(next(iter(scores.values())))}{unit}."
+    said = f"{where}, {first} {'also ' if first == best else ''}had the {better}: {board.text(scores[first])}{unit}"
     if first == best:
-        return said + ", so the order at the top is the same."
+        return said + "."
     gap = difference(results.scores(best, size), results.scores(first, size))
     word = verdict(gap, lower_is_better=board.lower_is_better)
     if gap is None:
         return f"{said}; {best} was not scored there."
     if word == SAME:
         return f"{said}; no difference was seen between it and {best}."
+    if word == BETTER:  # its own mean is over other seeds
+        return f"{said}; on the seeds they share, {best} was better than it."
     also = " (one seed)" if word == ONE_SEED else ""
     return f"{said}; {best} was behind it by {_size_of(board, gap)}{also}."
 
@@ -347,8 +282,7 @@ def _at(results: Results, board: Board, size: int, best: str) -> str | None:
 def _where(board: Board, size: int | None) -> str:
     if size is None:
         return "Averaged over all sizes"
-    what = f"size {size}" if board.metric == "exact" else f"{size} tokens"
-    return f"At {what}, as trained" if size == board.trained else f"At {what}"
+    return f"At {board.at(size)}, as trained" if size == board.trained else f"At {board.at(size)}"
 
 
 def _size_of(board: Board, gap: Interval | None) -> str:
@@ -358,7 +292,7 @@ def _size_of(board: Board, gap: Interval | None) -> str:
 
 
 def _list(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+    return " and ".join([part for part in (", ".join(names[:-1]), *names[-1:]) if part])
 
 
 def _marks(results: Results, size: int) -> dict[str, str]:
@@ -366,8 +300,8 @@ def _marks(results: Results, size: int) -> dict[str, str]:
     loss = results.metric == "loss"
     records = {name: results.scores(name, size) for name in results.encodings}
     means = {name: score for name in records if (score := mean(records[name])) is not None}
-    if not means:
-        return {}
+    if not means or 1 == len({score.mean for score in means.values()}) < len(means):
+        return {}  # nothing was measured, or all scored the same and none is best
     best = min(means, key=lambda name: _badness(means[name], lower_is_better=loss))
     gaps = {name: difference(records[name], records[best]) for name in means if name != best}
     return {best: "best"} | {name: "close" for name, gap in gaps.items() if gap is not None and gap.spans_zero}
@@ -396,51 +330,3 @@ def _median(records: list[Record], encoding: str, field: str) -> float | None:
 
 def _plain(interval: Interval | None) -> dict[str, Any] | None:
     return None if interval is None else interval.as_dict()
-
-
-def _size(metric: str) -> str:
-    return "size" if metric == "exact" else "length"
-
-
-# What tells records of a kind apart, within a trial.
-_KEYS: dict[str, tuple[str, ...]] = {
-    "loss": ("split", "length"),
-    "positions": ("length",),
-    "retrieval": ("length", "depth", "metric"),
-    "exact": ("size",),
-    "speed": ("what", "length"),
-    "memory": ("what", "length"),
-    "learned": ("name",),
-    "fixed": ("name",),
-    "sweep": ("lr",),
-    "failed": ("reason",),
-}
-
-
-def _latest(records: Iterable[Record]) -> list[Record]:
-    """Keep the later of records that measure the same: a trial that was resumed may repeat itself."""
-    kept: dict[tuple[object, ...], Record] = {}
-    for record in records:
-        key = (record["kind"], record["trial"], *(record.get(name) for name in _KEYS.get(record["kind"], ())))
-        kept[key] = record
-    return list(kept.values())
-
-
-def _not_finite(record: Record) -> str | None:
-    """Return the reason why a record is no measurement, or None."""
-    for name, value in record.items():
-        if name == "context" or _all_finite(value):
-            continue
-        where = ", ".join(f"{key} {record[key]}" for key in _KEYS.get(record["kind"], ()) if key in record)
-        return f"{name} of {record['kind']}{f' ({where})' if where else ''} is not a finite number"
-    return None
-
-
-def _all_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        return all(map(_all_finite, value.values()))
-    if isinstance(value, list):
-        return all(map(_all_finite, value))
-    return True

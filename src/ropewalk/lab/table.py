@@ -11,8 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ropewalk.lab.measured import Results
 from ropewalk.lab.statistics import ONE_SEED, SAME
-from ropewalk.lab.summary import Board, Results, Row, board, headlines
+from ropewalk.lab.summary import Board, Row, board, headlines
 
 _GAP = 2
 _NAME = 24  # a longer name of an encoding is folded
@@ -91,7 +92,7 @@ def columns(summary: Board) -> list[Column]:
         out.append(Column("mean", [summary.text(row.score) for row in rows], 10))
     for i, size in enumerate(summary.sizes):
         cells = [f"{summary.text(row.scores[size])} {_MARKS[row.marks[size]]}" for row in rows]
-        important = 10.0 if size == summary.rank else 7.5 if size == summary.sizes[-1] else 6 + i / 1000
+        important = {summary.rank: 10.0, summary.trained: 7.8, summary.sizes[-1]: 7.5}.get(size, 6 + i / 1000)
         out.append(Column(_title(summary, size), cells, important))
     if summary.reference is not None and len(rows) > 1:
         out.append(Column(f"against\n{summary.reference}", [_versus(summary, row) for row in rows], 9))
@@ -188,8 +189,10 @@ def _troubles(results: Results) -> list[str]:
     if results.failures:
         lines += ["", f"Failed ({len(results.failures)}):"]
         for failure in results.failures:
-            step = f", step {failure['step']}" if failure.get("step") is not None else ""
-            lines.append(f"  {failure['encoding']}, seed {failure['seed']}{step}: {failure['reason']}")
+            lines.append(f"  {failure['encoding']}, seed {failure['seed']} ({failure['trial']}): {failure['reason']}")
+    if results.refusals:
+        lines += ["", f"Refused ({len(results.refusals)}):"]
+        lines += [f"  {r['encoding']}, {r['what']}: {r['reason']}" for r in results.refusals]
     if results.missing:
         lines += ["", f"Not measured yet ({len(results.missing)}): {'; '.join(results.missing)}."]
     return lines

@@ -24,7 +24,7 @@ from ropewalk.lab.errors import TrialError
 from ropewalk.lab.model import Decoder, ModelConfig, count_parameters, seed_of
 from ropewalk.lab.place import Alone, Place
 from ropewalk.lab.results import Record
-from ropewalk.lab.workloads import Workload
+from ropewalk.lab.workloads import Workload, seen_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def run(
     Raises:
         TrialError: a loss that is not a number, or not enough memory.
     """
-    place = place or Alone()
+    place, workload = place or Alone(), seen_by(workload, spec.model.encodings)
     torch.set_flush_denormal(True)  # far keys under a steep bias make subnormal weights, which the CPU computes slowly
     model = Decoder(spec.model, spec.seed)
     before = {name: p.detach().clone() for name, p in model.encoding_parameters().items()}
@@ -139,18 +139,37 @@ def run(
         start, history = _restore(checkpoint, place, module, optimizer)
     try:
         yield from _train(spec, workload, place, module, optimizer, history, start)
-        if not spec.measure:
-            yield Measured("curve", (_curve(history),))
+        model = place.gather(module)
+        if not place.is_main:
             return
-        yield from _measure(spec, workload, place, module, before, history, {one.name for one in done})
+        if spec.measure:
+            yield from _measure(spec, workload, place, model, before, history, {one.name for one in done})
+        else:
+            yield Measured("curve", (_curve(history),))
     except (torch.OutOfMemoryError, MemoryError) as problem:
         raise TrialError(f"out of memory: {problem}") from None
     except RuntimeError as problem:
         if "can't allocate memory" in str(problem) or "not enough memory" in str(problem):
             raise TrialError(f"out of memory: {problem}") from None
         raise
-    if place.is_main:
-        yield Finished(place.unwrap(module).to_bytes(), spec.model)
+    yield Finished(model.to_bytes(), spec.model)
+
+
+def starting_point(model: Decoder, curve: Record | None = None) -> bytes:
+    """Return a checkpoint from which a trial goes on with a trained model, whatever its own encoding.
+
+    What the model's encodings learned is left out, and the optimiser starts anew.
+
+    Args:
+        model: the trained model.
+        curve: its curve, for a trial that trains no further and is measured alone; None: training begins at step 0.
+    """
+    from safetensors.torch import save
+
+    history = _History() if curve is None else _History(**{n: curve[n] for n in _History.__slots__ if n in curve})
+    tensors = {f"model/{n}": p.detach().cpu() for n, p in model.named_parameters() if ".encoding." not in n}
+    step = history.step[-1] if history.step else 0
+    return save(tensors, {"step": str(step), "history": json.dumps(_plain(history))})
 
 
 def learning_rate(spec: Spec, step: int) -> float:
@@ -176,7 +195,8 @@ def seed_step(*parts: object) -> None:
 
 
 def _optimizer(model: Decoder, spec: Spec) -> torch.optim.AdamW:
-    matrices, rest = [], []
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (matrices if parameter.ndim >= 2 and ".encoding." not in name else rest).append(parameter)
     groups = [{"params": matrices, "weight_decay": spec.weight_decay}, {"params": rest, "weight_decay": 0.0}]
@@ -274,14 +294,14 @@ def _measure(
     spec: Spec,
     workload: Workload,
     place: Place,
-    module: nn.Module,
+    model: Decoder,
     before: dict[str, Tensor],
     history: _History,
     done: set[str],
 ) -> Iterator[Event]:
     from ropewalk.lab import costs
 
-    model = place.unwrap(module).eval()
+    model.eval()
 
     def shape() -> list[Record]:
         own = count_parameters(list(model.encoding_parameters().values()))
@@ -310,7 +330,16 @@ def _measure(
                 raise
             # An encoding that refuses one thing (decoding with a cache, longer sequences) is still worth the others.
             records = ({"kind": "refused", "what": name, "reason": f"{type(refusal).__name__}: {refusal}"},)
+        _check_finite(name, records, spec)
         yield Measured(name, records)
+
+
+def _check_finite(name: str, records: Sequence[Record], spec: Spec) -> None:
+    """A number that is none must not end up among results, where it would pass for one."""
+    try:
+        json.dumps(records, allow_nan=False)
+    except ValueError:
+        raise TrialError(f"measuring {name} gave a number that is not finite (learning rate {spec.lr:g})") from None
 
 
 def _curve(history: _History) -> Record:
@@ -321,22 +350,16 @@ def _plain(history: _History) -> dict[str, Any]:
     return {name: list(getattr(history, name)) for name in history.__slots__}
 
 
-def _content(
-    step: int, place: Place, module: nn.Module, optimizer: torch.optim.Optimizer, history: _History
-) -> bytes:
+def _content(step: int, place: Place, module: nn.Module, optimizer: torch.optim.Optimizer, history: _History) -> bytes:
     from safetensors.torch import save
 
     tensors = place.state(module, optimizer)
     return save(tensors, {"step": str(step), "history": json.dumps(_plain(history))}) if place.is_main else b""
 
 
-def _restore(
-    content: bytes, place: Place, module: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[int, _History]:
+def _restore(content: bytes, place: Place, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, _History]:
     from safetensors.torch import load
 
     metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
     place.restore(module, optimizer, load(content))
     return int(metadata["step"]), _History(**json.loads(metadata["history"]))
-
-

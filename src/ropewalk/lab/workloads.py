@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ropewalk.catalog.expression import read_call, read_value
+from ropewalk.catalog.expression import parse, read_call, read_value
 from ropewalk.core.errors import ConfigError
 from ropewalk.lab.batch import IGNORE, Batch
 from ropewalk.lab.data import Corpus, read_corpus
@@ -22,9 +23,9 @@ from ropewalk.lab.results import Record
 from ropewalk.lab.retrieval import DEPTHS, Retrieval
 from ropewalk.lab.settings import Settings
 from ropewalk.lab.tasks import task as named_task
-from ropewalk.lab.tasks.task import Task, stream
 from ropewalk.lab.tasks.needle import Needle
 from ropewalk.lab.tasks.score import score
+from ropewalk.lab.tasks.task import Task
 
 ROWS = 16  # sequences that are measured at once, at the trained length
 
@@ -47,6 +48,7 @@ class Workload(ABC):
         train_length: tokens of a training sequence, at most.
         lengths: in tokens, at which speed is measured.
         max_position: number of positions that an encoding with a table must have.
+        domain: where its tokens live, as in `ropewalk.catalog.Traits`.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Workload(ABC):
     train_length: int
     lengths: tuple[int, ...]
     max_position: int
+    domain: str = "sequence"
 
     @abstractmethod
     def batch(self, step: int, size: int, seed: int) -> Batch:
@@ -137,7 +140,7 @@ class Text(Workload):
         length = self.lengths[-1]
         losses = self._losses(forward, length).mean(0)
         edges = sorted({round(i * length / 32) for i in range(33)})
-        means = [float(losses[a:b].mean()) for a, b in zip(edges, edges[1:], strict=False)]
+        means = [float(losses[a:b].mean()) for a, b in pairwise(edges)]
         return [{"kind": "positions", "length": length, "edges": edges, "loss": means}]
 
 
@@ -155,7 +158,7 @@ class Generated(Workload):
     def __init__(
         self, task: Task, train_size: int, eval_sizes: Sequence[int], examples: int = 128, encoder: bool = False
     ) -> None:
-        self.task, self.name, self.encoder = task, task.name, encoder
+        self.task, self.name, self.encoder, self.domain = task, task.name, encoder, task.domain
         self.train_size, self.sizes, self.examples = train_size, tuple(eval_sizes), examples
         self.vocab_size = task.vocab_size
         for size in (*self.sizes, train_size):
@@ -195,12 +198,12 @@ class Generated(Workload):
 
     def _exact(self, forward: Forward, size: int) -> list[Record]:
         items: list[int] = []
-        right = scored = 0
+        right, scored = 0.0, 0
         for part in _parts(self._scored(size, self.examples, seed=0), ROWS):
             found = score(forward(part).cpu(), part)
             items += [int(one) for one in found.exact]
-            right += int(found.right.sum())
-            scored += int(found.scored.sum())
+            right += found.token * part.scored
+            scored += part.scored
         exact, token = sum(items) / len(items), right / scored
         trained = size <= self.train_size
         return [{"kind": "exact", "size": size, "trained": trained, "exact": exact, "token": token, "items": items}]
@@ -209,10 +212,11 @@ class Generated(Workload):
         task = self.task
         assert isinstance(task, Needle)
         records: list[Record] = []
-        for length, depth, batch in task.grid(stream("grid", task.name, size), [task.length(size)], DEPTHS, 32):
+        for depth in DEPTHS:
+            batch = task.at_depth(size, depth, 32, seed=0)
             right = torch.cat([score(forward(part).cpu(), part).exact for part in _parts(batch, ROWS)])
             found = {"metric": "accuracy", "value": float(right.double().mean()), "count": len(right)}
-            records.append({"kind": "retrieval", "length": length, "depth": depth, **found})
+            records.append({"kind": "retrieval", "length": task.length(size), "depth": depth, **found})
         return records
 
 
@@ -230,7 +234,12 @@ class Classes(Workload):
     name = "classes"
 
     def __init__(self, corpus: Corpus, train_length: int, eval_lengths: Sequence[int], examples: int = 128) -> None:
-        self.corpus, self.train_length, self.lengths, self.examples = corpus, train_length, tuple(eval_lengths), examples
+        self.corpus, self.train_length, self.lengths, self.examples = (
+            corpus,
+            train_length,
+            tuple(eval_lengths),
+            examples,
+        )
         self.vocab_size = corpus.tokenizer.vocab_size
         self.num_classes = len(corpus.labels().names)
         self.max_position = max(train_length, self.lengths[-1])
@@ -260,25 +269,72 @@ class Classes(Workload):
         return [{"kind": "exact", "size": length, "trained": trained, "exact": exact, "token": exact, "items": items}]
 
 
+class InOrder(Workload):
+    """The same, for encodings of plain sequences: tokens are counted in the order in which they stand.
+
+    Args:
+        placed: a workload whose tokens live elsewhere.
+    """
+
+    def __init__(self, placed: Workload) -> None:
+        self.placed, self.name = placed, placed.name
+        self.vocab_size, self.num_classes = placed.vocab_size, placed.num_classes
+        self.train_length, self.lengths, self.max_position = placed.train_length, placed.lengths, placed.max_position
+
+    def batch(self, step: int, size: int, seed: int) -> Batch:
+        return self.placed.batch(step, size, seed).in_order()
+
+    def validation(self) -> Iterator[Batch]:
+        return (batch.in_order() for batch in self.placed.validation())
+
+    def measures(self) -> list[Measure]:
+        def run(forward: Forward, measure: Measure) -> Sequence[Record]:
+            return measure.run(lambda batch: forward(batch.in_order()))
+
+        return [Measure(one.name, partial(run, measure=one)) for one in self.placed.measures()]
+
+    def describe(self) -> dict[str, Any]:
+        return self.placed.describe()
+
+
+def seen_by(workload: Workload, encodings: Sequence[str]) -> Workload:
+    """Return what models with these encodings work on: places, or the bare order where no encoding knows places."""
+    if workload.domain == "sequence":
+        return workload
+    domains = {record.traits.domain for name in encodings for record in parse(name).records()}
+    return workload if workload.domain in domains else InOrder(workload)
+
+
 def corpus_of(settings: Settings, progress: Callable[[int, int], None] | None = None) -> Corpus:
     """Read the text that a comparison asks for."""
-    return read_corpus(
-        settings.data, text_column=settings.text_column, tokenizer=settings.tokenizer, progress=progress
+    return read_corpus(settings.data, text_column=settings.text_column, tokenizer=settings.tokenizer, progress=progress)
+
+
+def resolved(settings: Settings) -> Settings:
+    """Fill in the lengths that were left out: of text once, twice and four times the trained one; of a task its own."""
+    if settings.task == "text":
+        length = settings.train_length or 256
+        return replace(
+            settings, train_length=length, eval_lengths=settings.eval_lengths or (length, 2 * length, 4 * length)
+        )
+    task = make_task(settings.task)
+    return replace(
+        settings,
+        train_length=settings.train_length or task.train_size,
+        eval_lengths=settings.eval_lengths or task.eval_sizes,
     )
 
 
 def make_workload(settings: Settings, corpus: Corpus | None) -> Workload:
     """Make the workload that a comparison asks for; ``corpus`` where it is about text."""
-    if settings.task == "text":
-        assert corpus is not None
-        length = settings.train_length or 256
-        lengths = settings.eval_lengths or (length, 2 * length, 4 * length)
-        if settings.encoder:
-            return Classes(corpus, length, lengths, settings.windows)
-        return Text(corpus, length, lengths, settings.windows)
-    task = make_task(settings.task)
-    size = settings.train_length or task.train_size
-    return Generated(task, size, settings.eval_lengths or task.eval_sizes, settings.windows, settings.encoder)
+    settings = resolved(settings)
+    assert settings.train_length is not None
+    if settings.task != "text":
+        task = make_task(settings.task)
+        return Generated(task, settings.train_length, settings.eval_lengths, settings.windows, settings.encoder)
+    assert corpus is not None
+    kind = Classes if settings.encoder else Text
+    return kind(corpus, settings.train_length, settings.eval_lengths, settings.windows)
 
 
 def make_task(text: str) -> Task:
@@ -286,7 +342,9 @@ def make_task(text: str) -> Task:
     try:
         name, positional, options = read_call(text)
     except ConfigError as problem:
-        raise ConfigError(f"the task {text!r} does not read as one: {problem}; write addition or needle(depth=0.5)") from None
+        raise ConfigError(
+            f"the task {text!r} does not read as one: {problem}; write addition or needle(depth=0.5)"
+        ) from None
     if positional:
         raise ConfigError(f"the task {text!r}: give its options by name, as in needle(depth=0.5)")
     return named_task(name, **{key: read_value(value) for key, value in options.items()})

@@ -71,10 +71,13 @@ class RoPE(Rotary):
                 f"first channels only, use Partial({type(self).__name__}(n), n)"
             )
 
+    def frequencies(self, head_dim: int) -> Spectrum:
+        """Return the frequencies for a width."""
+        return self.spectrum if self.spectrum is not None else geometric(head_dim, self.base)
+
     def _inverse_frequencies(self) -> Tensor:
         assert self.head_dim is not None
-        spectrum = self.spectrum if self.spectrum is not None else geometric(self.head_dim, self.base)
-        return spectrum.tensor()
+        return self.frequencies(self.head_dim).tensor()
 
     def angles(self, position: Tensor) -> Tensor:
         return position[..., None] * self.exact("inv_freq", position.device)

@@ -70,7 +70,8 @@ def check_result(s: Subject) -> None:
             require(kinds == {dtype}, case, "encoded q, k and v in the dtype that came in", kinds)
             out = attend(encoded)
             require(out.dtype == dtype, case, "an output in the dtype of q", out.dtype)
-            require(out.shape == p.q.shape, case, f"an output of shape {tuple(p.q.shape)}", tuple(out.shape))
+            shape = (BATCH, encoding.output_heads(HEADS), MEDIUM, HEAD_DIM)
+            require(out.shape == shape, case, f"an output of shape {shape}", tuple(out.shape))
             finite(case, out)
             for old, new in zip(before, (*inputs(p), p.where.key.position), strict=True):
                 require(torch.equal(old, new), case, "inputs left as they were", "a change in place")
@@ -98,7 +99,8 @@ def _masked(s: Subject, encoding: Encoding, causal: bool, mask: Tensor, case: st
     leaf = [t.clone().requires_grad_() for t in inputs(p)]
     encoded = encoding(like(p, leaf))
     seen = mask.tril() if causal else mask
-    blank = ~seen.any(-1).expand(BATCH, HEADS, LONG)
+    made = encoding.output_heads(HEADS) // HEADS
+    blank = ~seen.any(-1).expand(BATCH, HEADS, LONG).repeat_interleave(made, 1)
     want = attend(encoded, "dense")
     for backend in ("dense", *able(encoded)):
         out = attend(encoded, backend)
@@ -163,7 +165,8 @@ def _numerical(s: Subject, encoding: Encoding, causal: bool) -> None:
 
 def _by_backend(s: Subject, layer: Layer, causal: bool) -> None:
     x, positions = s.x(LONG).requires_grad_(), s.positions(layer.encoding, LONG)
-    weight = torch.randn(BATCH, HEADS, LONG, HEAD_DIM, generator=s.generator("weight"), dtype=torch.float64)
+    shape = (BATCH, layer.encoding.output_heads(HEADS), LONG, HEAD_DIM)
+    weight = torch.randn(shape, generator=s.generator("weight"), dtype=torch.float64)
     wanted = {"x": x, **dict(layer.encoding.named_parameters())}
 
     def gradients(backend: str) -> tuple[Tensor | None, ...]:
