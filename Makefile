@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install test slow demo bench format clean
+.PHONY: help install test slow demo quickstart bench format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,7 +34,11 @@ test: $(READY)  ## format, lint and type checks, then the tests
 slow: $(READY)  ## the tests marked slow
 	$(PY) -m pytest -n $(WORKERS) -m slow
 
-demo: $(READY)  ## a small real example
+demo: $(READY)  ## which encoding should I train with? The default comparison, minutes on two cores
+	$(VENV)/bin/ropewalk compare --out runs/demo
+	@echo "open runs/demo/report.html in a browser"
+
+quickstart: $(READY)  ## one attention layer, four encodings, in seconds
 	$(PY) examples/quickstart.py
 
 bench: $(READY)  ## every script in benchmarks/

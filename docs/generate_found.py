@@ -95,12 +95,18 @@ def draw(what: dict[str, Any], file: Path) -> None:
             if c["margin"]:
                 axes.fill_betweenx([row - 0.3, row + 0.3], -c["margin"] * unit, c["margin"] * unit, color="#e5e7eb")
             if c["low"] is not None and c["high"] is not None:
-                axes.plot([c["low"] * unit, c["high"] * unit], [row, row], color=ink, linewidth=2, solid_capstyle="butt")
+                axes.plot(
+                    [c["low"] * unit, c["high"] * unit], [row, row], color=ink, linewidth=2, solid_capstyle="butt"
+                )
             axes.plot([v * unit for v in c["by_seed"]], [row] * len(c["by_seed"]), "|", color=ink, markersize=7)
-            axes.plot([c["mean"] * unit], [row], "o", color=ink, markersize=5, fillstyle="full" if c["decides"] else "none")
+            axes.plot(
+                [c["mean"] * unit], [row], "o", color=ink, markersize=5, fillstyle="full" if c["decides"] else "none"
+            )
         axes.set_yticks(range(len(contrasts)), [label(c) for c in contrasts])
         axes.set_ylim(-0.6, len(contrasts) - 0.4)
-        axes.set_xlabel("difference in points (higher is better)" if unit == 100 else "difference in nats (lower is better)")
+        axes.set_xlabel(
+            "difference in points (higher is better)" if unit == 100 else "difference in nats (lower is better)"
+        )
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Description": digest(what)})

@@ -1,6 +1,6 @@
 """One attention layer, four ways to tell it where its tokens are: rewrite, attend, decode.
 
-Run it with `make demo`, or `python examples/quickstart.py`.
+Run it with `make quickstart`, or `python examples/quickstart.py`.
 """
 
 import torch

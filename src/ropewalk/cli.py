@@ -81,14 +81,19 @@ def run_app(app: typer.Typer, name: str, argv: Sequence[str] | None = None) -> N
 
 
 def spread(arguments: Sequence[str], option: str = "--data") -> list[str]:
-    """Let an option take several values, as shells expand globs: ``--data a b`` -> ``--data a --data b``."""
+    """Let an option take several values, as shells expand globs: ``--data a b`` -> ``--data a --data b``.
+
+    And let ``--ray`` stand alone: ``--ray`` -> ``--ray auto``.
+    """
     out: list[str] = []
     inside = False
-    for argument in arguments:
+    for argument, after in zip(arguments, [*arguments[1:], "-"], strict=True):
         if inside and not argument.startswith("-") and out[-1] != option:
             out.append(option)
         inside = argument == option or (inside and not argument.startswith("-"))
         out.append(argument)
+        if argument == "--ray" and after.startswith("-"):
+            out.append("auto")
     return out
 
 

@@ -18,6 +18,7 @@ from ropewalk.core.errors import ConfigError, UnknownNameError
 from ropewalk.lab import reproduce_command
 from ropewalk.lab.batch import IGNORE, Batch
 from ropewalk.lab.compare import plan, shape_of
+from ropewalk.lab.errors import RunError
 from ropewalk.lab.experiments import EXPERIMENTS, experiment, experiments
 from ropewalk.lab.experiments import evidence as written
 from ropewalk.lab.experiments.evidence import EvidenceError
@@ -28,10 +29,10 @@ from ropewalk.lab.measured import Results
 from ropewalk.lab.model import Decoder, expand_layers, load, with_encodings
 from ropewalk.lab.settings import Settings
 from ropewalk.lab.statistics import student_quantile
-from ropewalk.lab.tasks import MADE, task
+from ropewalk.lab.tasks import PLACED, task
 from ropewalk.lab.tasks.task import stream
 from ropewalk.lab.trial import Measured, Spec, run, starting_point
-from ropewalk.lab.workloads import InOrder, make_workload, resolved, seen_by
+from ropewalk.lab.workloads import Seen, corpus_of, make_workload, resolved, seen_by
 
 # Sheets whose systems are in the catalog so far.
 SHEETS = {10, 12, 13, 14, 19, 20, 22, 25, 27, 30, 45, 48, 50, 53, 56, 61, 63, 66, 73, 85, 108, 116, 121}
@@ -134,7 +135,7 @@ def test_an_experiment_can_be_asked_for(one):
         settings, before = one.asked(full=full), one.asked_before(full=full)
         assert settings.seeds >= 3 and (before is None or before.seeds == settings.seeds)
         for contrast in one.contrasts:
-            assert {contrast.ours, contrast.other} <= {*settings.encodings, *one.drop_in}
+            assert {contrast.ours, contrast.other} <= {*settings.encodings, *one.drop_in, *one.altered}
             assert set(contrast.sizes) <= set(settings.eval_lengths)
         kept = resolved(replace(settings, train_length=settings.train_length))
         if settings.task != "text":
@@ -179,6 +180,7 @@ WRONG = [
     ({"contrasts": (Contrast("rope", "alibi", "lower", (8,)),)}, "'alibi' is compared"),
     ({"contrasts": (Contrast("rope", "nope", "lower", (9,)),)}, "not all in eval_lengths"),
     ({"drop_in": {"xpos": "alibi"}}, "which nobody trains"),
+    ({"altered": {"xpos": ("alibi", "a:b")}}, "there are none"),
     ({"before": {"encodings": ("rope",)}}, "belong together"),
     ({"before": {"encodings": ("rope",)}, "start": {"rope": "rope"}}, "for every encoding"),
 ]
@@ -207,16 +209,15 @@ def test_listing_experiments_needs_no_torch():
     code += "assert 'torch' not in sys.modules"
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert listed.returncode == 0, listed.stderr
-    assert "pope higher than rope" in " ".join(listed.stdout.split())
+    assert all(f"\n{name} " in listed.stdout for name in EXPERIMENTS)
 
 
 # ---- tasks that experiments brought ------------------------------------------------------------------------------------
 
 OPTIONS = [
-    *((name, {}) for name in MADE),
+    *((name, {}) for name in PLACED),
     ("marked_cell", {"offset": "diagonal"}),
     ("views", {"turned": False}),
-    ("ledger", {"words": 1}),
 ]
 
 
@@ -276,7 +277,7 @@ def test_encodings_of_sequences_see_the_order_and_others_the_places():
     workload = make_workload(settings, None)
     assert seen_by(workload, ["pape(axes=2)", "rope"]) is workload
     ordered = seen_by(workload, ["rope"])
-    assert isinstance(ordered, InOrder)
+    assert isinstance(ordered, Seen)
     assert ordered.batch(0, 2, 0).positions is None and workload.batch(0, 2, 0).positions.shape[-1] == 2
     placed, counted = workload.batch(0, 2, 0), ordered.batch(0, 2, 0)
     assert torch.equal(placed.tokens, counted.tokens) and torch.equal(placed.valid, counted.valid)
@@ -284,6 +285,29 @@ def test_encodings_of_sequences_see_the_order_and_others_the_places():
     (measure,) = ordered.measures()
     measure.run(lambda batch: shapes.append(batch.positions) or torch.zeros(*batch.tokens.shape, ordered.vocab_size))
     assert shapes and all(shape is None for shape in shapes)
+
+
+def test_encodings_of_segments_see_the_lines_of_text(tmp_path):
+    (tmp_path / "text").mkdir()
+    for i in range(30):
+        (tmp_path / "text" / f"{i}.txt").write_text("".join(f"{i} line\n{'x' * (n % 7)}\n" for n in range(40)))
+    data = (str(tmp_path / "text"),)
+    settings = resolved(Settings(encodings=("bipe_rope",), data=data, train_length=16, eval_lengths=(16,), windows=4))
+    workload = make_workload(settings, corpus_of(settings))
+    assert seen_by(workload, ["rope"]) is workload
+    batch = seen_by(workload, ["bipe_rope"]).batch(0, 4, 0)
+    model = Decoder(with_encodings(shape_of(settings, workload), ("bipe_rope(max_intra=8)",)))
+    # The segments order every layer; the places inside them are added before the first.
+    assert all("RoPE" in repr(encoding) for encoding in model.encodings)
+    assert torch.isfinite(model(batch.tokens, batch.where())).all()
+    for row in range(4):
+        line, place, document = 0, 0, None
+        documents = [0] * 16 if batch.documents is None else batch.documents[row].tolist()
+        for i, token in enumerate(batch.tokens[row].tolist()):
+            if documents[i] != document:
+                line, place, document = 0, 0, documents[i]
+            assert batch.positions[row, i].tolist() == [line, place]
+            line, place = (line + 1, 0) if token == ord("\n") else (line, place + 1)
 
 
 def test_a_batch_keeps_its_columns():
@@ -294,18 +318,18 @@ def test_a_batch_keeps_its_columns():
     assert batch.in_order().where().query.columns.keys() == {"position"}
 
 
-def test_segments_order_every_layer_and_are_added_once():
-    settings = resolved(Settings(encodings=("nope",), task="ledger", train_length=4, eval_lengths=(4,)))
-    workload = make_workload(settings, None)
-    model = Decoder(with_encodings(shape_of(settings, workload), ("bipe_rope(max_intra=8)",)))
-    assert [type(encoding).__name__ for encoding in model.encodings] == ["BiPE", "BiPE"]
-    batch = workload.batch(0, 2, 0)
-    assert torch.isfinite(model(batch.tokens, batch.where())).all()
-
-
 # ---- from end to end ---------------------------------------------------------------------------------------------------
 
 SMALL = {"hidden_size": 16, "num_layers": 1, "num_heads": 2}
+DEAF = "nope, deaf"
+
+
+def deafen(model):
+    """Let a model hear nothing: every layer adds nothing, and every token is answered with the first of equals."""
+    with torch.no_grad():
+        model.embedding.weight.zero_()
+
+
 TRY = Experiment(
     name="try",
     slugs=("xpos",),
@@ -323,6 +347,7 @@ TRY = Experiment(
         "windows": 8,
     },
     drop_in={"string_shifted(shift=4, local=2)": "rope(pairing=half)"},
+    altered={DEAF: ("nope", f"{__name__}:deafen")},
     before={
         "task": "needle",
         "encodings": ("alibi",),
@@ -337,6 +362,7 @@ TRY = Experiment(
     contrasts=(
         Contrast("string_shifted(shift=4, local=2)", "rope(pairing=half)", "higher", (6, 12)),
         Contrast("rope(pairing=half)", "nope", "within", (6,), margin=0.5, decides=False),
+        Contrast(DEAF, "nope", "lower", (6,), decides=False),
     ),
     seconds=5,
     limits="everything",
@@ -348,7 +374,15 @@ def here(folder, settings):
 
 
 @pytest.fixture(scope="module")
-def performed(tmp_path_factory):
+def untimed():
+    """Timing a model takes longer than training it here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ropewalk.lab.costs.speed", lambda *_: [])
+        yield
+
+
+@pytest.fixture(scope="module")
+def performed(tmp_path_factory, untimed):
     folder = tmp_path_factory.mktemp("runs") / "reproduce-try"
     done = perform(TRY, folder, runner=here, command="ropewalk reproduce try")
     return folder, done, Results.read(folder)
@@ -363,7 +397,7 @@ def test_a_run_gives_evidence_that_follows_from_its_numbers(performed, tmp_path)
     _, done, results = performed
     assert not done.failed and done.seconds > 0
     found = gathered(performed)
-    assert found["seeds"] == [0, 1, 2] and len(found["measurements"]) == 3 * 2 * 3
+    assert found["seeds"] == [0, 1, 2] and len(found["measurements"]) == 4 * 2 * 3
     first = found["contrasts"][0]
     exact = {(r["encoding"], r["size"], r["seed"]): r["exact"] for r in results.of("exact")}
     ours, other = first["ours"], first["other"]
@@ -383,6 +417,7 @@ def test_a_stage_begins_with_the_models_of_the_one_before_and_drop_ins_with_trai
     rope, string = (next(m for n, m in trained.items() if n.startswith(k)) for k in ("rope", "string"))
     assert torch.equal(rope.embedding.weight, string.embedding.weight)
     assert not torch.equal(before.embedding.weight, rope.embedding.weight)
+    assert {r["exact"] for r in results.of("exact", encoding=DEAF)} == {0.0}  # the first token is no digit
     first = starting_point(before)
     settings = resolved(TRY.asked())
     workload = make_workload(settings, None)
@@ -420,7 +455,14 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(performed, tmp_path):
 def test_a_given_model_is_measured_and_not_trained(performed, tmp_path):
     folder, _, _ = performed
     path = next(p for p in (folder / "models").iterdir() if p.name.startswith("nope"))
-    alone = replace(TRY, before=None, start={}, settings={**TRY.settings, "encodings": ("rope(pairing=half)", "nope")})
+    alone = replace(
+        TRY,
+        before=None,
+        start={},
+        altered={},
+        contrasts=TRY.contrasts[:2],
+        settings={**TRY.settings, "encodings": ("rope(pairing=half)", "nope")},
+    )
     done = perform(alone, tmp_path / "given", model=path, runner=here)
     results = Results.read(done.folder)
     assert not done.failed and {r["seed"] for r in results.of("exact")} == {0}
@@ -560,7 +602,8 @@ def test_reproduce_writes_evidence_and_a_report_and_evidence_shows_it(only_try, 
     found = written.read(tmp_path / "evidence" / "try.json")
     assert said.exit_code == 0 and f"try: {found['verdict']}" in said.output and (folder / "report.html").exists()
     assert found["command"] == "ropewalk reproduce try"
-    assert TRY.claim in (folder / "report.html").read_text()
+    report = (folder / "report.html").read_text()
+    assert TRY.claim in report and found["verdict"] in report
     table = invoke("evidence", "--evidence", tmp_path / "evidence")
     assert found["verdict"] in table.output and rw.__version__ in table.output
     shown = json.loads(invoke("evidence", "--evidence", tmp_path / "evidence", "--json").stdout)
@@ -579,3 +622,12 @@ def test_what_runs_otherwise_than_defined_gives_no_evidence(only_try, tmp_path):
     assert said.exit_code == 0 and not (tmp_path / "evidence").exists()
     (found,) = json.loads(said.stdout)
     assert found["seeds"] == [0, 1] and (tmp_path / "reproduce-try-s2-t300" / "report.html").exists()
+
+
+def test_a_queue_goes_on_after_a_failure(only_try, tmp_path):
+    (tmp_path / "reproduce-try").write_text("a file, and no folder")
+    where = ["--out", tmp_path, "--evidence", tmp_path / "evidence", "--quiet"]
+    with pytest.raises(RunError, match="is a file"):
+        invoke("reproduce", "try", *where)
+    both = invoke("reproduce", "try", "try", *where)
+    assert both.exit_code == 1 and both.output.count("try: ") == 2 and not (tmp_path / "evidence").exists()

@@ -55,6 +55,16 @@ def test_decoding_and_chunks_across_the_threshold(make):
 
 
 @pytest.mark.parametrize("make", [dynamic, long])
+def test_keys_that_stay_as_they_were_turned_are_another_thing(make):
+    # What a cache of turned keys holds: each turned by the frequencies of the length at which it came.
+    made, p = make(), problem(s=9)
+    turned = [of_length(made, n).rotate(p.q[:, :, :n], p.k[:, :, :n])[1][:, :, -1:] for n in range(1, 10)]
+    last = of_length(made, 9).rotate(p.q, p.k)[0][:, :, -1:]
+    stale = last @ torch.cat(turned, 2).transpose(-1, -2) * 8**-0.5
+    differ(stale, logits(made(p))[:, :, -1:])
+
+
+@pytest.mark.parametrize("make", [dynamic, long])
 def test_up_to_the_original_length_it_is_rope(make):
     p, made = problem(s=4), make()
     close(attend(made, p), attend(of_length(made, 4), p), 1e-12)

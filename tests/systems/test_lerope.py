@@ -174,6 +174,10 @@ def test_profiles_may_be_learned_on():
     made = LearnedRoPE.from_profile([0.5, 0.25], pairing="interleaved")
     assert (made.head_dim, made.pairing) == (4, "interleaved")
     close(made.export_inv_freq(), torch.tensor([0.5, 0.25]), 1e-7)
+    hot = rw.Spectrum((1.0, 0.5, 0.25, 0.125), attention_factor=1.3)
+    for e in (LearnedRoPE.from_profile(hot), LearnedRoPE(8, spectrum=hot)):  # the factor of a schedule goes with it
+        close(attend(e, problem()), attend(rw.RoPE(spectrum=hot, pairing="half"), problem()), 1e-6)
+        assert e.spectrum().attention_factor == 1.3
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------

@@ -101,6 +101,21 @@ def test_ends_are_rope_and_nope(pairing):
     close(attend(none, p, "sdpa"), attend(rw.NoPE(), p))
 
 
+def test_defaults_are_those_published():
+    made = rw.PRoPEFraction(64)
+    assert (made.p, made.base, made.pairing, made.reverse) == (0.75, 10_000.0, "half", False)
+    assert made.frequencies(64).inv_freq == p_rope(geometric(64), 0.75).inv_freq
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_reversed_turns_the_slowest(pairing):
+    p, made = problem(d=16), rw.PRoPEFraction(16, 0.4, pairing=pairing, reverse=True)
+    kept = rw.RoPE(16, pairing=pairing, spectrum=p_rope(geometric(16), 0.4, reverse=True))
+    close(attend(made, p), attend(kept, p), 1e-15)
+    assert made.inv_freq.tolist() == [0.0] * 5 + list(geometric(16).inv_freq[5:])
+    differ(attend(made, p), attend(rw.PRoPEFraction(16, 0.4, pairing=pairing), p))
+
+
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
 def test_unturned_pairs_pass_through(pairing):
     p, made = problem(d=16), rw.PRoPEFraction(16, 0.5, pairing=pairing)

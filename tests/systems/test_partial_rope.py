@@ -38,6 +38,18 @@ def test_odd_widths_lose_a_channel(width, fraction, turned):
     assert 2 * len(rw.PartialRoPE(width, fraction).inv_freq) == turned
 
 
+def test_defaults_are_those_published():
+    made = rw.PartialRoPE(64)
+    assert (made.fraction, made.base, made.pairing, made.layout, made.ladder) == (
+        0.25,
+        10_000.0,
+        "half",
+        "slice",
+        "rescaled",
+    )
+    assert made.frequencies(64).inv_freq == geometric(16).inv_freq
+
+
 def test_memory():
     whole = rotary_table_bytes(128, 1.0, 4096)
     assert whole == 2 * 4096 * 128 * 4

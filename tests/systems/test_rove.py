@@ -295,6 +295,53 @@ def test_operators_that_are_no_maps_of_keys(operator):
         RotaryValue(rw.PoPE(8, 4))(problem())
 
 
+@pytest.mark.parametrize(
+    ("operator", "why"),
+    [
+        (rw.HyperbolicRoPE(8), "more than a map"),  # a `Rotary` by its angles, which are no angles of a rotation
+        (rw.XPos(8), "depends on the other tokens"),
+        (rw.QKNorm(8), "no linear map"),
+        (rw.CARoPE(5, 4, 8), "reads more than keys"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_operators_that_are_more_than_they_seem(operator, why):
+    with pytest.raises(NotRotation, match=why):
+        RotaryValue(operator)(problem())
+
+
+@pytest.mark.parametrize("kv", [4, 2])
+def test_planes_that_are_learned_turn_back_too(kv):
+    """GRAPE turns in planes of its own, not in pairs of channels."""
+    turned = rw.GRAPEMultiplicative(8, kv, basis="exp", heads_share=False).double()
+    with torch.no_grad():
+        turned.raw.copy_(random(kv, 8, 8))
+    both, p = rw.Sequential(turned, RotaryValue(turned)), problem(kv=kv)
+    out = attend(both, p)
+    close(out, attend(both, placed(p, torch.arange(7) + 40)), 1e-12)
+    _, weights = rw.attend(turned(p), "dense", return_weights=True)
+    eye = torch.eye(8, dtype=torch.float64).expand(1, kv, 8, 8)
+    want = torch.zeros_like(out)
+    for i in range(7):
+        for j in range(i + 1):  # what a key at i - j of the query becomes: vector by vector
+            step = turned.rotate(eye, eye, torch.full((8,), j - i))[1][0]
+            want[:, :, i] += weights[:, :, i, j, None] * torch.einsum(
+                "hmc,bhm->bhc", step, p.v[:, :, j]
+            ).repeat_interleave(4 // kv, 1)
+    close(out, want, 1e-12)
+
+
+def test_factors_of_a_fixed_centre_are_undone():
+    p, operator = problem(), rw.XPos(8, scale_base=16.0, centre=3.0)
+    _, weights = rw.attend(p, "dense", return_weights=True)
+    pairs = torch.view_as_complex(p.v.unflatten(-1, (4, 2)))
+    zeta, omega = (torch.arange(4).double() / 4 + 0.4) / 1.4, rw.RoPE(8).inv_freq
+    t = torch.arange(7)[:, None] - torch.arange(7)
+    kernel = zeta ** (t[..., None] / 16) * torch.exp(-1j * t[..., None] * omega)
+    want = torch.einsum("bhij,ijm,bhjm->bhim", weights.to(kernel.dtype), kernel, pairs)
+    close(attend(RotaryValue(operator), p), torch.view_as_real(want).flatten(-2), 1e-12)
+
+
 # ---- caches ----------------------------------------------------------------------------------------------------------
 
 

@@ -99,7 +99,8 @@ def _caption(what: AttentionMap, ink: Ink) -> list[str]:
     steps = _steps(what)
     said = [f"{what.length} tokens of equal content, queries downwards, keys to the right"]
     if steps[0] < 1 - 1e-6:
-        below = "  ".join(f"{shade} <{100 * step:.0f}%" for shade, step in zip(ink.shades, steps[1:], strict=False))
+        digits = next((n for n in range(6) if len({f"{100 * s:.{n}f}" for s in (*steps, 1.0)}) == len(steps) + 1), 6)
+        below = "  ".join(f"{shade} <{100 * s:.{digits}f}%" for shade, s in zip(ink.shades, steps[1:], strict=False))
         said.insert(0, f"weight over the largest of its row: {below}  {ink.shades[-1]}")
     else:
         said.insert(0, "each query attends to all keys alike")

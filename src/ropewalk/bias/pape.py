@@ -166,8 +166,9 @@ class PaPE(_Parabolic):
         NeedsHiddenStates: the problem carries no x.
         PositionError: positions with other axes.
 
-    Source: Koo Øhrstrøm et al. Parabolic Position Encoding: Vision-Centric, Principled, Extrapolatable, General. arXiv
-    2602.01418, 2026.
+    Source: Christoffer Koo Øhrstrøm, Rafael I. Cabral Muchacho, Yifei Dong, Filippos Moumtzidellis, Ronja Güldenring,
+    Florian T. Pokorny, Lazaros Nalpantidis. Parabolic Position Encoding: Vision-Centric, Principled, Extrapolatable,
+    General. arXiv 2602.01418, 2026.
     """
 
     def __init__(
@@ -259,8 +260,9 @@ class PaPERI(_Parabolic):
         NeedsHiddenStates: the problem carries no x.
         PositionError: positions with other axes.
 
-    Source: Koo Øhrstrøm et al. Parabolic Position Encoding: Vision-Centric, Principled, Extrapolatable, General. arXiv
-    2602.01418, 2026.
+    Source: Christoffer Koo Øhrstrøm, Rafael I. Cabral Muchacho, Yifei Dong, Filippos Moumtzidellis, Ronja Güldenring,
+    Florian T. Pokorny, Lazaros Nalpantidis. Parabolic Position Encoding: Vision-Centric, Principled, Extrapolatable,
+    General. arXiv 2602.01418, 2026.
     """
 
     sigma: Tensor

@@ -86,7 +86,8 @@ def parabolic(slug: str, name: str, summary: str, factory: str, **defaults: int)
         name=name,
         summary=summary,
         paper="Parabolic Position Encoding: Vision-Centric, Principled, Extrapolatable, General",
-        authors="Christoffer Koo Øhrstrøm et al.",
+        authors="Christoffer Koo Øhrstrøm, Rafael I. Cabral Muchacho, Yifei Dong, Filippos Moumtzidellis, "
+        "Ronja Güldenring, Florian T. Pokorny, Lazaros Nalpantidis",
         arxiv="2602.01418",
         year=2026,
         kind="bias",

@@ -42,7 +42,14 @@ from ropewalk.frequencies.rope_parameters import (
 from ropewalk.frequencies.search import FoundFactors, search_factors
 from ropewalk.frequencies.spectrum import Spectrum, geometric
 from ropewalk.frequencies.waveform import extrema, waveform
-from ropewalk.frequencies.yarn import dynamic_yarn, yarn, yarn_attention_factor, yarn_range, yarn_softmax_factor
+from ropewalk.frequencies.yarn import (
+    dynamic_yarn,
+    part_ntk,
+    yarn,
+    yarn_attention_factor,
+    yarn_range,
+    yarn_softmax_factor,
+)
 
 __all__ = [
     "BaseBounds",
@@ -82,6 +89,7 @@ __all__ = [
     "oscillator_report",
     "p_rope",
     "pairs_of_fraction",
+    "part_ntk",
     "partial",
     "per_head_bases",
     "phase_budget",

@@ -31,7 +31,8 @@ def clipped(spectrum: Spectrum, planes: int = 20, mode: Clipping = "soft") -> Sp
     Raises:
         ConfigError: a negative number of planes, an unknown mode.
 
-    Source: Haoran Li et al. CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context LLMs. arXiv 2602.05258, 2026.
+    Source: Haoran Li, Sucheng Ren, Alan Yuille, Feng Wang. CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context
+    LLMs. arXiv 2602.05258, 2026.
     """
     if isinstance(planes, bool) or not isinstance(planes, int) or planes < 0:
         raise ConfigError(f"planes is a whole number from 0 on; got {planes!r}")

@@ -52,8 +52,7 @@ def per_head_bases(
     Raises:
         ConfigError: an unknown kind, bases that are not positive, not one a head, or in no order.
 
-    Source: Haoran Lian, Junmin Chen, Wei Huang, Yizhe Xiong, Wenping Hu, Guiguang Ding, Hui Chen, Jianwei Niu, Zijia Lin,
-    Fuzheng Zhang, Di Zhang. Breaking the Stage Barrier: A Novel Single-Stage Approach to Long Context Extension for Large
+    Source: Haoran Lian et al. Breaking the Stage Barrier: A Novel Single-Stage Approach to Long Context Extension for Large
     Language Models. arXiv 2412.07171, 2024.
     """
     check_positive(num_heads=num_heads)

@@ -17,6 +17,7 @@ from ropewalk.frequencies.checks import check_length
 from ropewalk.frequencies.checks import check_rotary_width as check_rotary_width
 from ropewalk.frequencies.clipped import clipped as _clipped
 from ropewalk.frequencies.dprope import dprope as _dprope
+from ropewalk.frequencies.linear import dynamic_linear as _dynamic_linear
 from ropewalk.frequencies.linear import linear as _linear
 from ropewalk.frequencies.llama3 import llama3 as _llama3
 from ropewalk.frequencies.longrope import longrope as _longrope
@@ -61,6 +62,7 @@ class Spectrum:
     # ---- schedules, which their own modules document ----------------------------------------------------------
 
     linear = _linear
+    dynamic_linear = _dynamic_linear
     ntk = _ntk
     ntk_by_parts = _ntk_by_parts
     dynamic_ntk = _dynamic_ntk

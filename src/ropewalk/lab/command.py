@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropewalk.core.errors import ConfigError
+from ropewalk.lab.errors import RunError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ropewalk.lab.compare import Runner, Watcher
     from ropewalk.lab.settings import Settings
-
-SHAPE = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "feed_forward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,10 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
             list[str] | None, typer.Option(help="A pattern of layers, compared as one more encoding: 'rope:3,nope:1'.")
         ] = None,
         config: Annotated[
-            Path | None, typer.Option(help="A TOML file with these options; the command line wins.")
+            Path | None,
+            typer.Option(
+                help="A TOML file with these options, those of running left out, and warmup; the command line wins."
+            ),
         ] = None,
         size: Annotated[
             str | None,
@@ -158,7 +160,9 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
         ray: Annotated[
             str | None,
             typer.Option(
-                help="Run trials on a Ray cluster: its address, auto, or local for this machine.",
+                help="Run trials on Ray. Alone, or auto: on the cluster this machine belongs to, else on this machine; local: "
+                "on this machine; or a cluster's address.",
+                metavar="[ADDRESS]",
                 rich_help_panel=_RUNNING,
             ),
         ] = None,
@@ -192,9 +196,14 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
     ) -> None:
         from ropewalk.lab.settings import Settings
 
-        shape = dict(
-            zip(SHAPE, (hidden_size, num_layers, num_heads, num_kv_heads, head_dim, feed_forward), strict=True)
-        )
+        shape = {
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "feed_forward": feed_forward,
+        }
         said: dict[str, Any] = {
             "encodings": [*(encodings or ()), *(layers or ())],
             "task": task,
@@ -218,6 +227,7 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
             "checkpoint_every": checkpoint_every,
         }
         settings = Settings.from_dict(merged(read_config(config), said, shape))
+        check_rank(settings, rank)
         invoked = " ".join(["ropewalk", *map(shlex.quote, sys.argv[1:])])
         run(
             settings,
@@ -242,14 +252,26 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
 
 def merged(config: Mapping[str, Any], said: Mapping[str, Any], shape: Mapping[str, int | None]) -> dict[str, Any]:
     """Put the command line over the configuration file."""
+    from ropewalk.lab.settings import SHAPE, several
+
     config = dict(config)
-    sizes = {**config.pop("shape", {}), **{name: config.pop(name) for name in SHAPE if name in config}}
+    table = config.pop("shape", {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"[shape] is a table of {', '.join(SHAPE)}; got {table!r}")
+    sizes = {**table, **{name: config.pop(name) for name in SHAPE if name in config}}
     sizes.update((name, value) for name, value in shape.items() if value is not None)
     given = {name: value for name, value in said.items() if value not in (None, [], ())}
-    layers = config.pop("layers", [])
-    if layers:
-        config["encodings"] = [*config.get("encodings", ()), *([layers] if isinstance(layers, str) else layers)]
+    if layers := several(config.pop("layers", [])):
+        config["encodings"] = [*several(config.get("encodings", [])), *layers]
     return {**config, **given, "shape": sizes}
+
+
+def check_rank(settings: Settings, rank: int | None) -> None:
+    """Fail before anything is trained if nothing is measured at the length that is to order the table."""
+    from ropewalk.lab.workloads import resolved
+
+    if rank is not None and rank not in (lengths := resolved(settings).eval_lengths):
+        raise ConfigError(f"--rank is one of the lengths that are measured, {', '.join(map(str, lengths))}; got {rank}")
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
@@ -319,7 +341,10 @@ def conclude(folder: Path, rank: int | None, as_json: bool) -> None:
     from ropewalk.lab.report import write_report
 
     results = summary.Results.read(folder)
-    path = write_report(folder, rank=rank)
+    try:
+        path = write_report(folder, rank=rank)
+    except OSError as problem:
+        raise RunError(f"the report of {folder} cannot be written: {problem}") from None
     if as_json:
         found = {**summary.as_json(results, rank=rank), "folder": str(folder), "report": str(path)}
         print(json.dumps(found, indent=2))

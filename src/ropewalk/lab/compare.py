@@ -22,9 +22,10 @@ import torch
 import ropewalk
 from ropewalk.core.errors import ConfigError
 from ropewalk.lab.data import Corpus
+from ropewalk.lab.errors import RunError
 from ropewalk.lab.model import Decoder, ModelConfig, expand_layers, sized, with_encodings
 from ropewalk.lab.results import Record
-from ropewalk.lab.runs import RunFolder, read_results
+from ropewalk.lab.runs import RunFolder, read_results, read_settings
 from ropewalk.lab.settings import Settings
 from ropewalk.lab.trial import Checkpoint, Event, Finished, Measured, Progress, Spec
 from ropewalk.lab.workloads import Workload, corpus_of, make_workload, resolved
@@ -115,9 +116,7 @@ def compare(
         return Outcome(run.path, read_results(run.path), driver.failed)
 
 
-def prepare(
-    run: RunFolder, command: str, more: Mapping[str, Any] | None = None
-) -> tuple[Workload, dict[str, Any]]:
+def prepare(run: RunFolder, command: str, more: Mapping[str, Any] | None = None) -> tuple[Workload, dict[str, Any]]:
     """Read the data, or what was kept of it, and check that everything asked for can be built.
 
     Args:
@@ -126,20 +125,31 @@ def prepare(
         more: what else ``settings.json`` is to say of a new run.
     """
     settings = run.settings
-    corpus = None
-    if settings.task == "text":
-        kept = not run.is_new and run.corpus.exists()
-        corpus = Corpus.load(run.corpus) if kept else corpus_of(settings)
+    corpus = _corpus(run) if settings.task == "text" else None
     workload = make_workload(settings, corpus)
     model = shape_of(settings, workload)
     for name in settings.encodings:
-        _try_to_build(model, name, workload.domain)
+        _try_to_build(model, name, workload.domains)
     facts = {"task": settings.task, "workload": workload.describe()}
     if run.is_new:
         if corpus is not None:
             corpus.save(run.corpus)
         run.begin({**facts, **(more or {}), "command": command, "hardware": hardware(), "versions": versions()})
     return workload, facts
+
+
+def _corpus(run: RunFolder) -> Corpus:
+    """Return the text that a run began with, or read it."""
+    if run.is_new:
+        return corpus_of(run.settings)
+    lost = not run.corpus.exists()
+    corpus = corpus_of(run.settings) if lost else Corpus.load(run.corpus)
+    if corpus.digest != read_settings(run.path)["workload"].get("digest"):
+        which = "the data" if lost else str(run.corpus)
+        raise RunError(f"{which} is not what {run.path} began with; give --out a new folder")
+    if lost:
+        corpus.save(run.corpus)
+    return corpus
 
 
 def shape_of(settings: Settings, workload: Workload) -> ModelConfig:
@@ -171,7 +181,7 @@ def plan_sweep(settings: Settings, model: ModelConfig, workload: Workload) -> li
     """Return the trials that look for each encoding's learning rate, on the first seed."""
     return [
         replace(
-            _spec(settings, model, workload, name, settings.first_seed, lr, f"{file_name(name)}-lr{lr:g}"),
+            _spec(settings, model, workload, name, settings.first_seed, lr, _sweep_name(name, lr)),
             measure=False,
         )
         for name in settings.encodings
@@ -199,6 +209,10 @@ def file_name(encoding: str) -> str:
     if plain == encoding:
         return plain
     return f"{plain[:48]}-{hashlib.sha256(encoding.encode()).hexdigest()[:4]}"
+
+
+def _sweep_name(encoding: str, lr: float) -> str:
+    return f"{file_name(encoding)}-lr{lr!r}"  # every digit: two rates are two trials
 
 
 def context(settings: Settings, facts: dict[str, Any], command: str) -> dict[str, Any]:
@@ -267,7 +281,7 @@ class Driver:
         checkpoint = self.run.checkpoint(spec.name)
         if checkpoint is None:
             # A sweep trained the winner from this very seed: measuring it is all that is left to do.
-            twin = f"{file_name(spec.encoding)}-lr{spec.lr:g}"
+            twin = _sweep_name(spec.encoding, spec.lr)
             if twin in before and spec.seed == self.run.settings.first_seed:
                 checkpoint = self.run.checkpoint(twin)
         return Job(spec, checkpoint, tuple(self.run.measured(spec.name)))
@@ -281,14 +295,15 @@ class Driver:
                 records += event.records
             case Finished():
                 kept = event if spec.measure else None
-                self.run.finish(spec.name, self._complete(spec, records), kept)
+                self.run.finish(spec.name, self.complete(spec, records), kept)
             case Failure():
                 self.failed[spec.name] = event.reason
-                self.run.fail(spec.name, self._complete(spec, [{"kind": "failed", "reason": event.reason}]))
+                self.run.fail(spec.name, self.complete(spec, [{"kind": "failed", "reason": event.reason}]))
             case Progress():
                 pass
 
-    def _complete(self, spec: Spec, records: Sequence[Record]) -> list[Record]:
+    def complete(self, spec: Spec, records: Sequence[Record]) -> list[Record]:
+        """Return records with everything that is needed to repeat them."""
         if not spec.measure:
             curve = next((r for r in records if r["kind"] == "curve"), None)
             if curve is not None:
@@ -323,17 +338,22 @@ def _spec(
     )
 
 
-def _try_to_build(model: ModelConfig, encoding: str, domain: str) -> None:
+def _try_to_build(model: ModelConfig, encoding: str, domains: Sequence[str]) -> None:
     """Fail now rather than after an hour: arguments that an encoding does not take, widths that do not fit."""
     from ropewalk.catalog.expression import parse
 
     config = with_encodings(model, expand_layers(encoding))
+    if len(config.encodings) > model.num_layers:
+        raise ConfigError(
+            f"{encoding!r} is a pattern of {len(config.encodings)} layers, and the models have {model.num_layers}: part of it "
+            f"would not be used; give --num-layers {len(config.encodings)}"
+        )
     for name in config.encodings:
         for record in parse(name).records():
-            if record.traits.domain not in ("sequence", domain):
+            if record.traits.domain not in ("sequence", *domains):
                 raise ConfigError(
-                    f"{record.slug} places tokens by {record.traits.domain}, and these tokens have none: they live in a "
-                    f"{domain}; `ropewalk list` shows each encoding's domain with --json"
+                    f"{record.slug} places tokens by {record.traits.domain}, and these tokens have none, but "
+                    f"{' and '.join(domains)}; `ropewalk list` shows each encoding's domain with --json"
                 )
             if record.traits.causal == ("never" if config.causal else "only"):
                 raise ConfigError(

@@ -42,9 +42,10 @@ class LocalRunner:
             yield from self._until_it_dies(waiting)
 
     def _until_it_dies(self, waiting: list[Job]) -> Iterator[tuple[Spec, Event | Failure]]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ropewalk.lab.local"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        # With this process's own paths: "-m" would look for every module in the folder the user stands in first, where a
+        # random.py of theirs would take the place of Python's.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from ropewalk.lab.local import serve; serve()"
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None and process.stdout is not None
         try:
             _send(process.stdin, (self.folder, self.settings, self.device, os.getpid()))
@@ -113,7 +114,3 @@ def _death(code: int | None) -> str:
         hint = ", most likely for want of memory: a smaller --batch-size may help" if name == "SIGKILL" else ""
         return f"the process was killed ({name}){hint}"
     return f"the process ended with status {code}; its last words are above"
-
-
-if __name__ == "__main__":
-    serve()

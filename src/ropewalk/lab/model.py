@@ -119,13 +119,13 @@ class SwiGLU(nn.Module):
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(width, 2 * inner, bias=False)
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply to the last axis."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(functional.silu(gate) * up)
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
 class SelfAttention(nn.Module):
@@ -133,9 +133,10 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, encoding: rw.Encoding) -> None:
         super().__init__()
-        self.heads = (config.num_heads, config.kv_heads, config.kv_heads)
         self.width, self.causal = config.width, config.causal
-        self.qkv = nn.Linear(config.hidden_size, sum(self.heads) * config.width, bias=False)
+        self.q = nn.Linear(config.hidden_size, config.num_heads * config.width, bias=False)
+        self.k = nn.Linear(config.hidden_size, config.kv_heads * config.width, bias=False)
+        self.v = nn.Linear(config.hidden_size, config.kv_heads * config.width, bias=False)
         heads = encoding.output_heads(config.num_heads)  # a few encodings make more heads than there are queries
         self.out = nn.Linear(heads * config.width, config.hidden_size, bias=False)
         self.norms = nn.ModuleList([RMSNorm(config.width), RMSNorm(config.width)]) if config.qk_norm else None
@@ -143,7 +144,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, positions: rw.Positions, extend: Extend | None = None) -> Tensor:
         """Attend; ``extend`` is the layer's cache in decoding."""
-        q, k, v = self.qkv(x).unflatten(-1, (-1, self.width)).transpose(1, 2).split(self.heads, dim=1)
+        q, k, v = (w(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for w in (self.q, self.k, self.v))
         if self.norms is not None:
             q, k = self.norms[0](q), self.norms[1](k)
         problem = rw.Attention(q, k, v, positions, causal=self.causal, x=x)

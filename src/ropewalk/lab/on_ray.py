@@ -6,6 +6,7 @@ started again goes on where it was.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ class RayRunner:
     Args:
         folder: of the run, on the driver's machine.
         settings: of the comparison.
-        address: of the cluster; "auto": the one this machine belongs to; "local": a new one on this machine.
+        address: of the cluster, HOST:PORT or ray://HOST:PORT; "auto": the one that RAY_ADDRESS or this machine belongs to, else
+            a new one on this machine; "local": a new one on this machine.
         cpus: a trial; torch uses as many threads. None: 1.
         gpus: a trial. None: 1 where the cluster has any.
 
@@ -44,6 +46,13 @@ class RayRunner:
             import ray
         except ImportError:
             raise ConfigError("--ray needs Ray: pip install 'ropewalk[ray]'") from None
+        if address not in ("auto", "local") and ":" not in address:
+            raise ConfigError(
+                f"--ray takes HOST:PORT, auto or local; got {address!r}. Before an encoding write it out: --ray auto {address}"
+            )
+        for option, number, least in (("--cpus", cpus, "more than 0"), ("--gpus", gpus, "0 or more")):
+            if number is not None and (number < 0 or (number == 0 and least != "0 or more")):
+                raise ConfigError(f"{option} is {least} a trial; got {number:g}")
         self.folder, self.settings, self.address = folder, settings, address
         self.cpus, self.gpus, self.ray = 1.0 if cpus is None else cpus, gpus, ray
 
@@ -52,9 +61,10 @@ class RayRunner:
         ray = self.ray
         ours = not ray.is_initialized()
         if ours:
+            _reach(self.address)
             try:
                 ray.init(
-                    address=self.address,
+                    address=None if self.address == "auto" else self.address,  # None: whichever there is
                     log_to_driver=False,
                     include_dashboard=False if self.address == "local" else None,
                 )
@@ -97,6 +107,19 @@ class RayRunner:
                 if isinstance(event, Finished | Failure):
                     running.pop(stream)
                 yield spec, event
+
+
+def _reach(address: str) -> None:
+    """Fail at once where nobody listens; Ray itself waits for two minutes and then ends the process."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError) as problem:
+        raise ConfigError(
+            f"no Ray cluster at {address!r} ({problem}); --ray local starts one on this machine"
+        ) from None
 
 
 def _trial(job: Job, settings: Settings, corpus: Corpus | None, threads: int) -> Iterator[Event | Failure]:

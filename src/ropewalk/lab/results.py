@@ -10,7 +10,7 @@ Every record is a JSON object with ``kind`` and, from the trial it belongs to:
 
 What the kinds add:
 
-    model      parameters, extra_parameters (the encoding's own), encodings (one name a layer)
+    model      parameters, extra_parameters (more than without an encoding), encodings (one name a layer)
     curve      step, tokens, loss: lists of equal length, mean training loss since the entry before;
                validation_step, validation_loss: lists of equal length
     loss       split ("validation" or "test"), length, last: mean loss in nats over the last `last` tokens of windows of

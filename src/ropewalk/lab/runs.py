@@ -73,6 +73,10 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lock.release()  # the file stays: removing it would let two processes hold two locks
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            raise RunError(
+                f"work in {self.path} stopped: {error}; what was finished is safe, and the same command goes on with the rest"
+            ) from error
 
     def _check(self) -> None:
         file = self.path / "settings.json"
@@ -114,8 +118,7 @@ class RunFolder:
         file = self.path / "trials" / name / "done.json"
         if not file.exists():
             return None
-        outcome: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return outcome
+        return _object(file, ("status", "records"), f"remove the folder {file.parent} to run this trial again")
 
     def checkpoint(self, name: str) -> bytes | None:
         """Return the last checkpoint of a trial."""
@@ -128,7 +131,7 @@ class RunFolder:
 
     def measured(self, name: str) -> list[Measured]:
         """Return what a trial had measured before it was interrupted."""
-        lines = _lines(self.path / "trials" / name / "measured.jsonl")
+        lines = _lines(self.path / "trials" / name / "measured.jsonl", has=("name", "records"))
         return [Measured(line["name"], tuple(line["records"])) for line in lines]
 
     def keep_measured(self, name: str, measured: Measured) -> None:
@@ -170,7 +173,7 @@ class RunFolder:
     def _mend(self) -> None:
         """Complete what an interruption left half done."""
         results = self.path / "results.jsonl"
-        present = Counter((record["trial"], record["attempt"]) for record in _lines(results, mend=True))
+        present = Counter((record["trial"], record["attempt"]) for record in _lines(results, mend=True, has=_EVERY))
         trials = self.path / "trials"
         for folder in sorted(trials.iterdir()) if trials.exists() else ():
             _lines(folder / "measured.jsonl", mend=True)
@@ -179,32 +182,50 @@ class RunFolder:
                 _append(results, outcome["records"][present[folder.name, self.attempt(folder.name)] :])
 
     def drop_checkpoints(self) -> None:
-        """Remove checkpoints that nothing can go on from any more."""
+        """Remove checkpoints that nothing can go on from any more; a failed trial may be tried again."""
         for file in self.path.glob("trials/*/checkpoint.safetensors"):
-            file.unlink()
+            outcome = self.outcome(file.parent.name)
+            if outcome is not None and outcome["status"] == "finished":
+                file.unlink()
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the content of ``settings.json``."""
-    try:
-        content: dict[str, Any] = json.loads((path / "settings.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"{path} is no folder of a run: it has no settings.json") from None
-    except (OSError, json.JSONDecodeError) as problem:
-        raise RunError(f"{path / 'settings.json'} cannot be read: {problem}") from None
-    return content
+    file = path / "settings.json"
+    if not file.exists():
+        raise RunError(f"{path} is no folder of a run: it has no settings.json")
+    return _object(file, ("settings", "workload"), "give --out a new folder")
 
 
 def read_results(path: Path) -> list[Record]:
     """Return the records of a run, of each trial's last attempt; a line that is being written is left out."""
-    records = _lines(path / "results.jsonl")
+    records = _lines(path / "results.jsonl", has=_EVERY)
     last: dict[str, int] = {}
     for record in records:
         last[record["trial"]] = max(last.get(record["trial"], 0), record["attempt"])
     return [record for record in records if record["attempt"] == last[record["trial"]]]
 
 
-def _lines(file: Path, mend: bool = False) -> list[dict[str, Any]]:
+# What every record has.
+_EVERY = ("kind", "trial", "encoding", "task", "seed", "lr", "attempt")
+
+
+def _object(file: Path, has: Sequence[str], remedy: str) -> dict[str, Any]:
+    """Read a file of JSON that holds one object with these names."""
+    try:
+        content: object = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise RunError(f"{file} cannot be read: {problem}; {remedy}") from None
+    return _checked(content, has, f"{file}", remedy)
+
+
+def _checked(content: object, has: Sequence[str], where: str, remedy: str) -> dict[str, Any]:
+    if not isinstance(content, dict) or any(name not in content for name in has):
+        raise RunError(f"{where} is no object with {', '.join(has)}; was it edited? {remedy[0].upper()}{remedy[1:]}")
+    return content
+
+
+def _lines(file: Path, mend: bool = False, has: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Read JSON lines. A last line without its end was being written when the process died: it is ignored, or cut off."""
     if not file.exists():
         return []
@@ -215,9 +236,10 @@ def _lines(file: Path, mend: bool = False) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(whole.splitlines(), 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as problem:
-            raise RunError(f"{file}, line {number} is not JSON ({problem.msg}); was it edited?") from None
+            row = json.loads(line)
+        except ValueError as problem:
+            raise RunError(f"{file}, line {number} is not JSON ({problem}); was it edited?") from None
+        rows.append(_checked(row, has, f"{file}, line {number}", "take the line out"))
     return rows
 
 

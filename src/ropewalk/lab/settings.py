@@ -13,6 +13,7 @@ from ropewalk.core.errors import ConfigError, check_positive, suggest
 from ropewalk.lab.model import SIZES, expand_layers
 
 PRECISIONS = ("auto", "fp32", "bf16")
+SHAPE = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "feed_forward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,24 @@ class Settings:
         self._check()
 
     def _check(self) -> None:
+        for name, kind, what in (
+            ("task", str, "a name"),
+            ("text_column", str, "a name"),
+            ("tokenizer", str | None, "a path"),
+            ("qk_norm", bool, "true or false"),
+            ("encoder", bool, "true or false"),
+            ("warmup", float | int, "a number"),
+            ("weight_decay", float | int, "a number"),
+        ):
+            if not isinstance(value := getattr(self, name), kind):
+                raise ConfigError(f"{name} is {what}; got {value!r}")
+        for name, _ in self.shape:
+            if name not in SHAPE:
+                raise ConfigError(
+                    f"no number of a model is called {name!r}; there are {', '.join(SHAPE)}.{suggest(name, SHAPE)}"
+                )
+        if isinstance(self.first_seed, bool) or not isinstance(self.first_seed, int) or self.first_seed < 0:
+            raise ConfigError(f"first_seed is a whole number, 0 or more; got {self.first_seed!r}")
         check_positive(
             train_length=self.train_length,
             tokens=self.tokens,
@@ -127,15 +146,15 @@ class Settings:
                     f"no setting is called {name!r}; there are {', '.join(sorted(known))}.{suggest(name, known)}"
                 )
         shape = values.get("shape", ())
+        if not isinstance(shape, Mapping | list | tuple):
+            raise ConfigError(f"shape is a table of numbers, {', '.join(SHAPE)}; got {shape!r}")
         given: dict[str, Any] = {
             **values,
             "shape": tuple(shape.items()) if isinstance(shape, Mapping) else tuple(map(tuple, shape)),
         }
         for name in ("encodings", "data", "eval_lengths", "lr_sweep"):
             if name in given:
-                if isinstance(given[name], str | int | float):
-                    given[name] = (given[name],)
-                given[name] = tuple(given[name])
+                given[name] = tuple(several(given[name]))
         try:
             return cls(**given)
         except TypeError as problem:
@@ -145,6 +164,11 @@ class Settings:
     def digest(self) -> str:
         """Name of these settings, in a few letters."""
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def several(value: Any) -> list[Any]:
+    """Return the items of a list, or the one thing that is none."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

@@ -115,7 +115,7 @@ def board(results: Results, *, rank: int | None = None, reference: str | None = 
     """
     rank = rank if rank is not None else results.settings.get("rank")
     reference = reference if reference is not None else results.settings.get("reference")
-    if rank is not None and rank not in results.sizes:
+    if rank is not None and results.sizes and rank not in results.sizes:
         raise ConfigError(f"rank is one of what was measured, {', '.join(map(str, results.sizes))}; got {rank!r}")
     if reference is not None and reference not in results.encodings:
         raise UnknownNameError(

@@ -21,7 +21,7 @@ from torch.nn import functional
 from ropewalk.core.errors import RopewalkError
 from ropewalk.lab.batch import IGNORE
 from ropewalk.lab.errors import TrialError
-from ropewalk.lab.model import Decoder, ModelConfig, count_parameters, seed_of
+from ropewalk.lab.model import Decoder, ModelConfig, count_parameters, seed_of, with_encodings
 from ropewalk.lab.place import Alone, Place
 from ropewalk.lab.results import Record
 from ropewalk.lab.workloads import Workload, seen_by
@@ -153,6 +153,16 @@ def run(
             raise TrialError(f"out of memory: {problem}") from None
         raise
     yield Finished(model.to_bytes(), spec.model)
+
+
+@torch.no_grad()
+def scores(model: Decoder, workload: Workload) -> Iterator[Record]:
+    """Yield the losses or exact matches of a model as it is, on the CPU."""
+    place = Alone()
+    for measure in workload.measures():
+        if measure.name.startswith(("loss/", "exact/")):
+            seed_step("scores", measure.name)
+            yield from measure.run(place.forward(model.eval()))
 
 
 def starting_point(model: Decoder, curve: Record | None = None) -> bytes:
@@ -304,11 +314,12 @@ def _measure(
     model.eval()
 
     def shape() -> list[Record]:
-        own = count_parameters(list(model.encoding_parameters().values()))
         names = [str(name) for name in spec.model.encodings]
         layers = [names[i % len(names)] for i in range(spec.model.num_layers)]
         total = count_parameters(list(model.parameters()))
-        return [{"kind": "model", "parameters": total, "extra_parameters": own, "encodings": layers}]
+        # Not the encodings' own alone: some give more heads than there are queries, and widen the layer's output.
+        extra = total - count_parameters(list(Decoder(with_encodings(spec.model, ("nope",))).parameters()))
+        return [{"kind": "model", "parameters": total, "extra_parameters": extra, "encodings": layers}]
 
     jobs = {"model": shape, "curve": lambda: [_curve(history)], "learned": lambda: costs.learned(model, before)}
     if history.speed:

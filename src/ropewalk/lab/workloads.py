@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ropewalk.catalog.expression import parse, read_call, read_value
+from ropewalk.coordinates.segments import segment_positions
 from ropewalk.core.errors import ConfigError
 from ropewalk.lab.batch import IGNORE, Batch
 from ropewalk.lab.data import Corpus, read_corpus
@@ -58,6 +59,11 @@ class Workload(ABC):
     lengths: tuple[int, ...]
     max_position: int
     domain: str = "sequence"
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Return the domains whose encodings can work on it."""
+        return tuple(dict.fromkeys(("sequence", self.domain)))
 
     @abstractmethod
     def batch(self, step: int, size: int, seed: int) -> Batch:
@@ -104,6 +110,10 @@ class Text(Workload):
         self.test = corpus.windows("test", self.lengths[-1], count=windows, seed=0)
         self._validation = corpus.windows("validation", train_length, count=64, seed=0)
 
+    @property
+    def domains(self) -> tuple[str, ...]:
+        return ("sequence", "segments")  # its lines
+
     def batch(self, step: int, size: int, seed: int) -> Batch:
         return self.corpus.batch(step, batch_size=size, length=self.train_length, seed=seed)
 
@@ -115,6 +125,12 @@ class Text(Workload):
         made.append(Measure("positions", self._positions))
         retrieval = Retrieval(self.corpus, self.lengths)
         return made + [Measure(f"retrieval/{n}", partial(retrieval.run, length=n)) for n in self.lengths]
+
+    def line_ends(self) -> Tensor:
+        """Return the ids of tokens with a line break in them."""
+        tokenizer = self.corpus.tokenizer
+        found = [n for n in range(tokenizer.vocab_size) if "\n" in tokenizer.decode([n])]
+        return torch.tensor(found, dtype=torch.int64)
 
     def describe(self) -> dict[str, Any]:
         windows, documents = len(self.test), len(set(self.test.documents))
@@ -269,40 +285,57 @@ class Classes(Workload):
         return [{"kind": "exact", "size": length, "trained": trained, "exact": exact, "token": exact, "items": items}]
 
 
-class InOrder(Workload):
-    """The same, for encodings of plain sequences: tokens are counted in the order in which they stand.
+class Seen(Workload):
+    """The same, with tokens placed in another way.
 
     Args:
-        placed: a workload whose tokens live elsewhere.
+        workload: what it is otherwise.
+        view: places the tokens of a batch.
     """
 
-    def __init__(self, placed: Workload) -> None:
-        self.placed, self.name = placed, placed.name
-        self.vocab_size, self.num_classes = placed.vocab_size, placed.num_classes
-        self.train_length, self.lengths, self.max_position = placed.train_length, placed.lengths, placed.max_position
+    def __init__(self, workload: Workload, view: Callable[[Batch], Batch]) -> None:
+        self.workload, self.view, self.name = workload, view, workload.name
+        self.vocab_size, self.num_classes = workload.vocab_size, workload.num_classes
+        self.train_length, self.lengths, self.max_position = (
+            workload.train_length,
+            workload.lengths,
+            workload.max_position,
+        )
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
-        return self.placed.batch(step, size, seed).in_order()
+        return self.view(self.workload.batch(step, size, seed))
 
     def validation(self) -> Iterator[Batch]:
-        return (batch.in_order() for batch in self.placed.validation())
+        return map(self.view, self.workload.validation())
 
     def measures(self) -> list[Measure]:
         def run(forward: Forward, measure: Measure) -> Sequence[Record]:
-            return measure.run(lambda batch: forward(batch.in_order()))
+            return measure.run(lambda batch: forward(self.view(batch)))
 
-        return [Measure(one.name, partial(run, measure=one)) for one in self.placed.measures()]
+        return [Measure(one.name, partial(run, measure=one)) for one in self.workload.measures()]
 
     def describe(self) -> dict[str, Any]:
-        return self.placed.describe()
+        return self.workload.describe()
 
 
 def seen_by(workload: Workload, encodings: Sequence[str]) -> Workload:
-    """Return what models with these encodings work on: places, or the bare order where no encoding knows places."""
-    if workload.domain == "sequence":
-        return workload
+    """Return what models with these encodings work on.
+
+    Where no encoding knows the places of a task, tokens are counted in the order in which they stand. In text, encodings of
+    segments see its lines.
+    """
     domains = {record.traits.domain for name in encodings for record in parse(name).records()}
-    return workload if workload.domain in domains else InOrder(workload)
+    if "segments" in domains and isinstance(workload, Text):
+        return Seen(workload, partial(in_lines, closing=workload.line_ends()))
+    if workload.domain == "sequence" or workload.domain in domains:
+        return workload
+    return Seen(workload, Batch.in_order)
+
+
+def in_lines(batch: Batch, closing: Tensor) -> Batch:
+    """Place tokens by (line, place in the line); ``closing``: ids of the tokens that end a line."""
+    where, _ = segment_positions(batch.tokens, closing, document_ids=batch.documents, valid=batch.valid)
+    return replace(batch, positions=where.query.position)
 
 
 def corpus_of(settings: Settings, progress: Callable[[int, int], None] | None = None) -> Corpus:

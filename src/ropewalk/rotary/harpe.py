@@ -40,8 +40,7 @@ class HARPE(Rotary):
         ConfigError: no number of key heads, bases that are not positive or not one a key head, an odd width.
         ShapeError: heads of another width, or another number of them.
 
-    Source: Haoran Lian, Junmin Chen, Wei Huang, Yizhe Xiong, Wenping Hu, Guiguang Ding, Hui Chen, Jianwei Niu, Zijia Lin,
-    Fuzheng Zhang, Di Zhang. Breaking the Stage Barrier: A Novel Single-Stage Approach to Long Context Extension for Large
+    Source: Haoran Lian et al. Breaking the Stage Barrier: A Novel Single-Stage Approach to Long Context Extension for Large
     Language Models. arXiv 2412.07171, 2024.
     """
 

@@ -83,4 +83,5 @@ class RoPE(Rotary):
         return position[..., None] * self.exact("inv_freq", position.device)
 
     def extra_repr(self) -> str:
-        return f"{self.head_dim}, base={self.base}, pairing={self.pairing}"
+        numbers = f"base={self.base}" if self.spectrum is None else f"spectrum={self.spectrum.origin or 'given'}"
+        return f"{self.head_dim}, {numbers}, pairing={self.pairing}"

@@ -106,6 +106,7 @@ def clipped_rope(
         base: of the frequencies.
         pairing: "half" as in Llama, or "interleaved".
 
-    Source: Haoran Li et al. CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context LLMs. arXiv 2602.05258, 2026.
+    Source: Haoran Li, Sucheng Ren, Alan Yuille, Feng Wang. CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context
+    LLMs. arXiv 2602.05258, 2026.
     """
     return RoPE(pairing=pairing, spectrum=geometric(head_dim, base).clipped(planes, mode))

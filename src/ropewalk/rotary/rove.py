@@ -12,7 +12,7 @@ from ropewalk.core import rotation
 from ropewalk.core.attention import Attention, Parts, Problem
 from ropewalk.core.combinators import Sequential
 from ropewalk.core.encoding import Encoding, Rotary, check_axes, full_precision, rewrite, table_dtype
-from ropewalk.core.errors import ConfigError, NotRotation, ShapeError, check_positive
+from ropewalk.core.errors import ConfigError, NotRotation, ShapeError, UnknownNameError, check_positive
 from ropewalk.core.positions import Positions, Tokens
 from ropewalk.core.rotation import Pairing
 from ropewalk.frequencies.spectrum import Spectrum
@@ -38,7 +38,7 @@ class RotaryValue(Encoding):
 
     Raises:
         ShapeError: values of another width than the operator's.
-        NotRotation: an operator that is more than a map of each key.
+        NotRotation: an operator that is more than a linear map of each key, or reads more than where it is.
 
     Source: Alejandro García-Castellanos, Maurice Weiler, Erik J. Bekkers. RoVE: Rotary Value Embeddings Attention for
     Relative Position-dependent Value Pathways. arXiv 2606.11275, 2026.
@@ -56,20 +56,19 @@ class RotaryValue(Encoding):
         width = p.v.shape[-1] if self.dims is None else self.dims
         if width > p.v.shape[-1]:
             raise ShapeError(f"RotaryValue acts on the first {width} channels of v, and it has {p.v.shape[-1]}")
-        if isinstance(self.operator, Rotary):
-            return _turned(p, self.operator, width)
-        return _mapped(p, self.operator, width)
+        operator = _by_tables(self.operator)
+        return _mapped(p, self.operator, width) if operator is None else _turned(p, operator, width)
 
     def move(self, problem: Attention, tokens: Tokens) -> Attention:
-        p, operator = problem, self.operator
-        if isinstance(operator, Rotary):
+        p, operator = problem, _by_tables(self.operator)
+        if operator is not None:
             position = tokens.coordinates(p.at)
             check_axes(operator, position, operator.axes)
             angles = operator.angles(position) - operator.angles(p.where.key.coordinates(p.at))
             tables = rotation.tables(angles[:, None] if angles.ndim == 3 else angles, table_dtype(p.v))
             return p.replace(v=operator.turn(p.v, tables, p))
         width = p.v.shape[-1] if self.dims is None else self.dims
-        was, now = (_matrices(p, operator, t, width) for t in (p.where.key, tokens))
+        was, now = (_matrices(p, self.operator, t, width) for t in (p.where.key, tokens))
         return p.replace(v=_on_first(_solve(p.v, was), lambda v: _multiply(v, now), width))
 
     def extra_repr(self) -> str:
@@ -155,6 +154,14 @@ def value_kernel(
 # ---- by cos and sin ------------------------------------------------------------------------------------------------
 
 
+def _by_tables(operator: Encoding) -> Rotary | None:
+    """Return the operator if it turns pairs of channels and does nothing else, as a `Rotary` does unless it says so."""
+    if not isinstance(operator, Rotary):
+        return None
+    kind = type(operator)
+    return operator if kind.rewrite is Rotary.rewrite and kind.turn is Rotary.turn else None
+
+
 def _turned(p: Attention, operator: Rotary, width: int) -> Attention:
     operator.fit(width)
     dtype, size = table_dtype(p.v), operator.magnitude
@@ -198,21 +205,33 @@ def _mapped(p: Attention, operator: Encoding, width: int) -> Attention:
 
 
 def _matrices(p: Attention, operator: Encoding, tokens: Tokens, width: int) -> Tensor:
-    """Return what the operator makes of keys, as matrices (b, H_kv, S, width, width): it is shown every unit vector."""
-    dtype, rows, n = table_dtype(p.v), tokens.batch, tokens.length
-    unit = torch.eye(width, dtype=dtype, device=p.v.device).repeat(rows, 1)[
-        :, None, None
-    ]  # row by row, vector by vector
-    where = tokens.select(torch.arange(rows, device=p.v.device).repeat_interleave(width)) if rows > 1 else tokens
-    q, k = (unit.expand(-1, heads, n, -1) for heads in (p.num_heads, p.num_kv_heads))
-    shown = Attention(q, k, k, Positions(where), causal=p.causal)
-    shown = shown.replace(at=p.at, scope=p.scope, heads=p.heads, kv_total=p.kv_total)
-    after = rewrite(operator, shown)
+    """Return what the operator makes of keys, as matrices (b, H_kv, S, width, width).
+
+    It is shown every unit vector, and their sum, which has to become the sum of what they became.
+    """
+    name, dtype, rows, n = type(operator).__name__, table_dtype(p.v), tokens.batch, tokens.length
+    if operator.stores == "raw":
+        raise NotRotation(f"what {name} makes of a key depends on the other tokens too, so values cannot follow it")
+    shown = torch.cat([torch.eye(width, dtype=dtype), torch.ones(1, width, dtype=dtype)]).to(p.v.device)
+    shown = shown.repeat(rows, 1)[:, None, None]  # row by row, vector by vector
+    where = tokens.select(torch.arange(rows, device=p.v.device).repeat_interleave(width + 1)) if rows > 1 else tokens
+    q, k = (shown.expand(-1, heads, n, -1) for heads in (p.num_heads, p.num_kv_heads))
+    before = Attention(q, k, k, Positions(where), causal=p.causal)
+    before = before.replace(at=p.at, scope=p.scope, heads=p.heads, kv_total=p.kv_total)
+    try:
+        after = rewrite(operator, before)
+    except UnknownNameError as why:
+        raise NotRotation(f"{name} reads more than keys and where they are, so values cannot follow it") from why
     if isinstance(after, Parts) or after.terms or after.branches or after.product or after.kernel or after.finish:
-        raise NotRotation(f"{type(operator).__name__} is more than a map of each key, so values cannot follow it")
+        raise NotRotation(f"{name} is more than a map of each key, so values cannot follow it")
     if after.k.shape != k.shape:
-        raise NotRotation(f"{type(operator).__name__} makes keys of width {after.k.shape[-1]} from {width}: no inverse")
-    return after.k.unflatten(0, (rows, width)).movedim(1, -1)
+        raise NotRotation(f"{name} makes keys of width {after.k.shape[-1]} from {width}: no inverse")
+    images, whole = after.k.unflatten(0, (rows, width + 1)).split([width, 1], 1)
+    if not (torch.compiler.is_compiling() or whole.is_meta or whole.numel() == 0):
+        apart = (images.sum(1, keepdim=True) - whole).detach().abs().amax()
+        if not bool(apart <= 1e-3 * images.detach().abs().amax()):
+            raise NotRotation(f"{name} is no linear map of each key, so nothing undoes it at the output")
+    return images.movedim(1, -1)
 
 
 def _multiply(x: Tensor, matrix: Tensor) -> Tensor:

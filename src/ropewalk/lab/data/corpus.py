@@ -201,25 +201,23 @@ class Corpus:
                 about = file.metadata() or {}
                 if about.get("format") != _FORMAT:
                     raise ConfigError(
-                        f"{os.fspath(path)!r} is no corpus of this version of ropewalk; read the data again"
+                        f"{os.fspath(path)!r} is no corpus of this version of ropewalk; remove it to read the data again"
                     )
                 part = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
         except (OSError, library.SafetensorError) as problem:
             raise ConfigError(
-                f"the corpus {os.fspath(path)!r} cannot be loaded: {problem}; read the data again"
+                f"the corpus {os.fspath(path)!r} cannot be loaded: {problem}; remove it to read the data again"
             ) from problem
-        corpus = cls.of(
-            part["tokens"],
-            part["offsets"],
-            tuple(json.loads(_as_text(part["names"]))),
-            part["splits"],
-            load_tokenizer(about["tokenizer"], _as_text(part["tokenizer"])),
-            json.loads(about["facts"]),
-        )
+        damaged = ConfigError(f"the corpus {os.fspath(path)!r} is damaged; remove it to read the data again")
+        try:
+            names, dumped = json.loads(_as_text(part["names"])), _as_text(part["tokenizer"])
+            facts = json.loads(about["facts"])
+        except (KeyError, ValueError):
+            raise damaged from None
+        tokenizer = load_tokenizer(about["tokenizer"], dumped)
+        corpus = cls.of(part["tokens"], part["offsets"], tuple(names), part["splits"], tokenizer, facts)
         if corpus.digest != about["digest"]:
-            raise ConfigError(
-                f"the corpus {os.fspath(path)!r} is damaged: its digest does not fit; read the data again"
-            )
+            raise damaged
         return corpus
 
     def once(self, slot: str, key: Hashable, make: Callable[[], _T]) -> _T:

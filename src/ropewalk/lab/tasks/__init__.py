@@ -48,18 +48,16 @@ TASKS: dict[str, str] = {
     "indirect_indexing": "ropewalk.lab.tasks.indexing:IndirectIndexing",
 }
 
-# Tasks made for one system each: their tokens live elsewhere than in a sequence, or they ask for one mechanism.
-MADE: dict[str, str] = {
-    "how_far": "ropewalk.lab.tasks.how_far:HowFar",
+# Tasks whose tokens live elsewhere than in a sequence, for the encodings of these domains.
+PLACED: dict[str, str] = {
     "marked_cell": "ropewalk.lab.tasks.marked_cell:MarkedCell",
-    "ledger": "ropewalk.lab.tasks.ledger:Ledger",
     "views": "ropewalk.lab.tasks.views:Views",
 }
 
 
 def names() -> tuple[str, ...]:
     """Names of all tasks: those of this library, then those of other packages."""
-    return tuple(dict.fromkeys([*TASKS, *MADE, *(normalise(point.name) for point in _points())]))
+    return tuple(dict.fromkeys([*TASKS, *PLACED, *(normalise(point.name) for point in _points())]))
 
 
 def task(name: str, **options: Any) -> Task:
@@ -85,7 +83,7 @@ def task(name: str, **options: Any) -> Task:
 
 
 def _factory(key: str) -> Callable[..., Any]:
-    if path := TASKS.get(key) or MADE.get(key):
+    if path := TASKS.get(key) or PLACED.get(key):
         module, _, attribute = path.partition(":")
         own: Callable[..., Any] = getattr(import_module(module), attribute)
         return own

@@ -1,4 +1,4 @@
-"""Tasks whose tokens live elsewhere than in a sequence: on a grid, in segments, in views."""
+"""Tasks whose tokens live elsewhere than in a sequence: on a grid, in views."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Placed(Task):
     """A task that says where its tokens are, from the tokens alone.
 
     Encodings of its domain see these places. Encodings of plain sequences see the tokens counted in the order in which they
-    stand (`ropewalk.lab.workloads.InOrder`), so that both can be compared.
+    stand (`ropewalk.lab.workloads.seen_by`), so that both can be compared.
     """
 
     @abstractmethod

@@ -1,0 +1,22 @@
+"""What fits a desk: the model, and the text and the tasks in sizes that take minutes on two cores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SHAPE = {"hidden_size": 64, "num_layers": 2, "num_heads": 2}
+
+# Bytes of Python's standard library, scored at once, twice and four times the trained length.
+TEXT: dict[str, Any] = {
+    "task": "text",
+    "train_length": 128,
+    "eval_lengths": (128, 256, 512),
+    "shape": SHAPE,
+    "tokens": 450_000,
+    "batch_size": 16,
+    "lr": 4e-3,
+    "windows": 64,
+}
+FULL_TEXT: dict[str, Any] = {"size": "small", "shape": {}, "tokens": 20_000_000, "windows": 256, "lr": 2e-3, "seeds": 5}
+
+SMALL_MODEL = "models of about 100,000 parameters on bytes of source code, trained for minutes"
