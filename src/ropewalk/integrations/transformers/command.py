@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ropewalk.core.errors import ConfigError
-
 app = typer.Typer(
     help="Other frequencies or another encoding for checkpoints of transformers, and export to engines without ropewalk.",
     no_args_is_help=True,
@@ -65,10 +63,13 @@ def spectrum(
 @app.command("apply")
 def apply(checkpoint: Checkpoint, what: What, to: To) -> None:
     """Apply schedules and encodings to a checkpoint, and save it for `hf.load`."""
-    _new(to)
+    from ropewalk.integrations.transformers.saved import check_new, whole
+
+    check_new(to)  # before anything is loaded
     model = _changed(checkpoint, what)
-    model.save_pretrained(to)
-    _copy_tokenizer(checkpoint, to)
+    with whole(to) as made:
+        model.save_pretrained(made)
+        _copy_tokenizer(checkpoint, made)
     print(f"{to}: load it with ropewalk.hf.load")
 
 
@@ -82,8 +83,9 @@ def export(
 ) -> None:
     """Write a checkpoint that engines without ropewalk load with the same frequencies."""
     from ropewalk import hf
+    from ropewalk.integrations.transformers.saved import check_new
 
-    _new(to)
+    check_new(to)
     print(hf.export(_changed(checkpoint, what or []), to, max_length=max_length, verify=verify))
     _copy_tokenizer(checkpoint, to)
 
@@ -104,7 +106,3 @@ def _copy_tokenizer(source: Path, to: Path) -> None:
             if file.is_file():
                 shutil.copy(file, to / file.name)
 
-
-def _new(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty; give a new folder")

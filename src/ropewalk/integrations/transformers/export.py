@@ -24,6 +24,7 @@ from ropewalk.integrations.transformers.attention import NAME
 from ropewalk.integrations.transformers.bridge import bridge_of
 from ropewalk.integrations.transformers.parts import RotaryPlace
 from ropewalk.integrations.transformers.rotary import ALL, LAYOUTS
+from ropewalk.integrations.transformers.saved import check_new, whole
 
 SCRIPT = Path(__file__).with_name("reload.py")
 """What runs where ropewalk cannot be imported."""
@@ -82,13 +83,12 @@ def export(model: Any, path: str | Path, *, max_length: int | None = None, verif
         verify: whether to load the checkpoint in another process. It needs memory for the model once more.
 
     Raises:
-        CannotExport: another encoding than frequencies; frequencies that no entry makes; logits that are not the model's. The
-            folder holds no config.json then.
+        CannotExport: another encoding than frequencies; frequencies that no entry makes; logits that are not the model's.
+            Nothing is left behind then.
         ConfigError: a folder that is not empty.
     """
     folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty; give a new folder")
+    check_new(folder)
     bridge = bridge_of(model)
     if bridge is not None and bridge.encodings is not None:
         kinds = ", ".join(dict.fromkeys(type(e).__name__ for e in bridge.encodings))
@@ -105,14 +105,10 @@ def export(model: Any, path: str | Path, *, max_length: int | None = None, verif
     spectra = (bridge.spectra or {}).get(place.name) if bridge is not None else None
     spectra = spectra if spectra is not None else {t: place.declared(t) for t in place.layer_types}
     config, entries = _configured(place, spectra, max_length)
-    model.save_pretrained(folder)
-    file = folder / "config.json"
-    try:
-        _write(model, config, folder)
-        difference = _verify(model, place, spectra, folder) if verify else None
-    except BaseException:
-        file.unlink(missing_ok=True)
-        raise
+    with whole(folder) as made:
+        model.save_pretrained(made)
+        _write(model, config, made)
+        difference = _verify(model, place, spectra, made) if verify else None
     return Export(folder, entries, difference, tuple(_lost(place, spectra, entries)))
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +99,24 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------
+
+
+def check_new(folder: Path) -> None:
+    """Check that a folder is new or empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not empty; give a new folder")
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[Path]:
+    """Yield where to write what a new or empty folder is to hold; it appears there once all is written, or not at all."""
+    check_new(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        made = Path(scratch, "made")
+        made.mkdir()
+        yield made
+        os.replace(made, folder)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
