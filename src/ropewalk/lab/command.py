@@ -116,10 +116,10 @@ def comparison(run: Run, doc: str) -> Callable[..., None]:
         ] = None,
         tokens: Annotated[
             int | None,
-            typer.Option(help="Budget of training, equal for all. Default: 1,200,000.", rich_help_panel=_TRAINING),
+            typer.Option(help="Budget of training, equal for all. Default: 500,000.", rich_help_panel=_TRAINING),
         ] = None,
         batch_size: Annotated[
-            int | None, typer.Option(help="Sequences a step. Default: 16.", rich_help_panel=_TRAINING)
+            int | None, typer.Option(help="Sequences a step. Default: 8.", rich_help_panel=_TRAINING)
         ] = None,
         lr: Annotated[
             float | None, typer.Option(help="Peak learning rate. Default: 0.003.", rich_help_panel=_TRAINING)

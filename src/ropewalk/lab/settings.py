@@ -55,8 +55,8 @@ class Settings:
     shape: tuple[tuple[str, int], ...] = ()
     qk_norm: bool = False
     encoder: bool = False
-    tokens: int = 1_200_000
-    batch_size: int = 16
+    tokens: int = 500_000
+    batch_size: int = 8
     lr: float = 3e-3
     lr_sweep: tuple[float, ...] = ()
     warmup: float = 0.05
