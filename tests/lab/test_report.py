@@ -172,7 +172,15 @@ class TestTable:
     def test_failures_are_listed_with_reasons(self):
         records, settings = synthetic.text_run(seeds=2)
         records = [r for r in records if r["trial"] != "nope-s1"]
-        base = {"kind": "failed", "trial": "nope-s1", "encoding": "nope", "task": "text", "seed": 1, "lr": 1e-3, "attempt": 0}
+        base = {
+            "kind": "failed",
+            "trial": "nope-s1",
+            "encoding": "nope",
+            "task": "text",
+            "seed": 1,
+            "lr": 1e-3,
+            "attempt": 0,
+        }
         out = printed(Results([*records, {**base, "reason": "the loss is not a number [bold]"}], settings))
         assert "nope, seed 1 (nope-s1): the loss is not a number [bold]" in out
         assert "Not measured yet" not in out
@@ -243,7 +251,15 @@ class TestRecords:
     def test_a_learning_rate_that_failed_is_not_a_missing_trial(self):
         records, settings = synthetic.text_run(seeds=2)
         settings["settings"]["lr_sweep"] = [1e-3, 3e-3]
-        base = {"kind": "failed", "encoding": "nope", "task": "text", "seed": 0, "reason": "it diverged", "lr": 1e-3, "attempt": 0}
+        base = {
+            "kind": "failed",
+            "encoding": "nope",
+            "task": "text",
+            "seed": 0,
+            "reason": "it diverged",
+            "lr": 1e-3,
+            "attempt": 0,
+        }
         failed = [{**base, "trial": "nope-lr0.001"}, {**base, "trial": "nope-lr0.003"}]
         others = [r for r in records if r["encoding"] != "nope"]
         assert Results(others + failed[:1], settings).missing == ["nope, seed 0", "nope, seed 1"]

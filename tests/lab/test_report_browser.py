@@ -24,7 +24,15 @@ def address(tmp_path_factory):
     from ropewalk.lab.report import write_report
 
     records, settings = synthetic.text_run(("rope", HOSTILE, "t5", "alibi(" + "x" * 80 + ")"), seeds=2)
-    reason = {"kind": "failed", "trial": "fox-s0", "encoding": "fox", "task": "text", "seed": 0, "lr": 1e-3, "attempt": 0}
+    reason = {
+        "kind": "failed",
+        "trial": "fox-s0",
+        "encoding": "fox",
+        "task": "text",
+        "seed": 0,
+        "lr": 1e-3,
+        "attempt": 0,
+    }
     records.append(
         {**reason, "reason": "<img src=http://example.invalid/x onerror=\"document.title='hacked'\">" + "y" * 90}
     )

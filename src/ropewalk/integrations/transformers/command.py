@@ -105,4 +105,3 @@ def _copy_tokenizer(source: Path, to: Path) -> None:
         for file in source.glob(pattern):
             if file.is_file():
                 shutil.copy(file, to / file.name)
-
