@@ -60,7 +60,8 @@ def entry(record: Record) -> str:
         f"- {traits(record)}",
         *[f"- {claim}" for claim in record.traits.reduces_to],
         f"- {record.authors}. *{record.paper}.* "
-        f"[arXiv {record.arxiv}](https://arxiv.org/abs/{record.arxiv}), {record.year}",
+        + (f"[arXiv {record.arxiv}]({record.url}), " if record.arxiv else "")
+        + str(record.year),
         "",
     ]
     return "\n".join(lines)

@@ -107,7 +107,14 @@ def test_a_terminal_without_the_letters():
 def test_show(run, record):
     status, out, err = run("show", record.slug)
     assert (status, err) == (0, "")
-    for part in (record.name, record.paper, record.url, f'rw.build("{record.slug}"', "Formula", "Traits"):
+    for part in (
+        record.name,
+        record.paper,
+        record.url or "no arXiv id known",
+        f'rw.build("{record.slug}"',
+        "Formula",
+        "Traits",
+    ):
         assert part in out
     assert ("Needs" in out) == bool(record.needs)
     code = out[out.index("  import ropewalk as rw") :].split("\n\n")[0]

@@ -44,6 +44,8 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.catalog import catalog as catalog
     from ropewalk.catalog import record as record
     from ropewalk.coordinates.axis import OnAxis as OnAxis
+    from ropewalk.coordinates.code import code_positions as code_positions
+    from ropewalk.coordinates.code import code_segments as code_segments
     from ropewalk.coordinates.grid import grid_positions as grid_positions
     from ropewalk.coordinates.randomized import RandomizedPositions as RandomizedPositions
     from ropewalk.coordinates.scale import Scale as Scale
@@ -82,6 +84,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.functional import convert_pairing as convert_pairing
     from ropewalk.rotary.axial import AxialRoPE as AxialRoPE
     from ropewalk.rotary.carope import CARoPE as CARoPE
+    from ropewalk.rotary.dope import DoPE as DoPE
     from ropewalk.rotary.dynamic_ntk import DynamicNTK as DynamicNTK
     from ropewalk.rotary.entropy_abf import LogLengthScale as LogLengthScale
     from ropewalk.rotary.grape import GRAPEMultiplicative as GRAPEMultiplicative
@@ -90,6 +93,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.gta import GTA as GTA
     from ropewalk.rotary.harope import HARoPE as HARoPE
     from ropewalk.rotary.harpe import HARPE as HARPE
+    from ropewalk.rotary.hirope import HiRoPE as HiRoPE
     from ropewalk.rotary.hope_high_frequency import HoPEHighFrequency as HoPEHighFrequency
     from ropewalk.rotary.hope_hyperbolic import HyperbolicRoPE as HyperbolicRoPE
     from ropewalk.rotary.kv_shift import KVShift as KVShift
@@ -100,11 +104,13 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.partial_rope import PartialRoPE as PartialRoPE
     from ropewalk.rotary.pope import PoPE as PoPE
     from ropewalk.rotary.qk_norm import QKNorm as QKNorm
+    from ropewalk.rotary.rerope import ReRoPE as ReRoPE
     from ropewalk.rotary.rope import RoPE as RoPE
     from ropewalk.rotary.rope_pp import RoPEPlusPlus as RoPEPlusPlus
     from ropewalk.rotary.rope_pp import RoPEPlusPlusAttention as RoPEPlusPlusAttention
     from ropewalk.rotary.rove import RotaryValue as RotaryValue
     from ropewalk.rotary.rove import RoVE as RoVE
+    from ropewalk.rotary.self_extend import SelfExtend as SelfExtend
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
     from ropewalk.rotary.xpos import XPos as XPos
 
@@ -142,6 +148,7 @@ _HOME = {
     "Chebyshev": "embedding.orthogonal_functions",
     "ContextualCoPE": "bias.contextual_cope",
     "CosineTransform": "embedding.orthogonal_functions",
+    "DoPE": "rotary.dope",
     "DynamicNTK": "rotary.dynamic_ntk",
     "FIRE": "bias.fire",
     "FoX": "bias.fox",
@@ -154,6 +161,7 @@ _HOME = {
     "GTA": "rotary.gta",
     "HARPE": "rotary.harpe",
     "HARoPE": "rotary.harope",
+    "HiRoPE": "rotary.hirope",
     "HoPEHighFrequency": "rotary.hope_high_frequency",
     "HyperbolicRoPE": "rotary.hope_hyperbolic",
     "KERPLELog": "bias.kerple",
@@ -175,6 +183,7 @@ _HOME = {
     "QKNorm": "rotary.qk_norm",
     "RandomizedALiBi": "bias.randomized_alibi",
     "RandomizedPositions": "coordinates.randomized",
+    "ReRoPE": "rotary.rerope",
     "RoPE": "rotary.rope",
     "RoPEPlusPlus": "rotary.rope_pp",
     "RoPEPlusPlusAttention": "rotary.rope_pp",
@@ -182,6 +191,7 @@ _HOME = {
     "RotaryValue": "rotary.rove",
     "STRINGShifted": "rotary.string_shifted",
     "Scale": "coordinates.scale",
+    "SelfExtend": "rotary.self_extend",
     "Sinusoidal": "embedding.sinusoidal",
     "SquareWaves": "embedding.orthogonal_functions",
     "T5": "bias.t5",
@@ -190,6 +200,8 @@ _HOME = {
     "WaveletPE": "bias.wavelet_pe",
     "XPos": "rotary.xpos",
     # where tokens are
+    "code_positions": "coordinates.code",
+    "code_segments": "coordinates.code",
     "grid_positions": "coordinates.grid",
     "segment_positions": "coordinates.segments",
     # plain functions and the contract suite

@@ -58,6 +58,7 @@ _NEEDS = {
     "cameras": "positions that carry a camera for each token",
     "grid": "positions with axes: rw.grid_positions(rows, columns)",
     "segments": "positions by segment: rw.segment_positions(ids, separators)",
+    "code": "positions by function and class: rw.code_positions(source, offsets)",
 }
 
 

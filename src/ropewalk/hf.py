@@ -22,22 +22,37 @@ except ImportError as problem:
         f"ropewalk.hf needs transformers and safetensors ({problem}): pip install 'ropewalk[hf]'"
     ) from problem
 
-from ropewalk.integrations.transformers.apply import apply, encodings, new_cache, remove, spectrum
+from ropewalk.integrations.transformers.apply import apply, columns, encodings, new_cache, remove, spectrum
+from ropewalk.integrations.transformers.bf16_shift import bf16_shift_by_head
+from ropewalk.integrations.transformers.buckets import MultiBaseDecoder
 from ropewalk.integrations.transformers.cache import EncodedCache
+from ropewalk.integrations.transformers.dope import DopeSelection, apply_dope, dope_select, sink_mass_by_head
 from ropewalk.integrations.transformers.export import CannotExport, Export, export
+from ropewalk.integrations.transformers.probe import Probe, disrupt_channels, mask_heads, zero_channels
 from ropewalk.integrations.transformers.saved import load
 
 __all__ = [
     "CannotExport",
+    "DopeSelection",
     "EncodedCache",
     "Export",
+    "MultiBaseDecoder",
+    "Probe",
     "apply",
+    "apply_dope",
+    "bf16_shift_by_head",
+    "columns",
+    "disrupt_channels",
+    "dope_select",
     "encodings",
     "export",
     "load",
+    "mask_heads",
     "new_cache",
     "remove",
+    "sink_mass_by_head",
     "spectrum",
+    "zero_channels",
 ]
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def parse(value: Any) -> Any:
     numbers = _floats(value)
     try:
         tensor = torch.tensor(numbers)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # ragged lists, lists of objects
         return value
     return tensor.double() if tensor.is_floating_point() else tensor
 

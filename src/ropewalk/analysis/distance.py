@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 from ropewalk.backends import attend, dense
 from ropewalk.core.attention import Attention
 from ropewalk.core.encoding import Encoding
-from ropewalk.core.errors import CannotCompose, ShapeError
+from ropewalk.core.errors import CannotCompose, ConfigError, ShapeError
 from ropewalk.core.positions import Positions
 
 
@@ -53,3 +55,38 @@ def distance_curve(encoding: Encoding, distances: Tensor, q: Tensor, k: Tensor) 
     _, weights = attend(p, "dense", return_weights=True)
     logits = dense.logits(p, dense.allowed(p), torch.float64)
     return DistanceCurve(*(t[:, :, 0].flip(-1).double().mean(0) for t in (logits, weights)))
+
+
+def distance_edges(length: int) -> list[int]:
+    """Return where buckets of distances begin, 0, 1, 2, 4, 8, …, and the end of the last, ``length``."""
+    edges = [0]
+    step = 1
+    while step < length:
+        edges.append(step)
+        step *= 2
+    return [*edges, length]
+
+
+def attention_by_distance(weights: Tensor, edges: Sequence[int], start: int | None = None) -> Tensor:
+    """Share of attention at each range of distances, averaged over queries: (..., n) for weights (..., Q, K).
+
+    Queries near the beginning have no far keys. The shares add up to 1 where the edges cover all distances.
+
+    Args:
+        weights: causal, of queries that follow each other.
+        edges: whole numbers that rise: where ranges begin, and the end of the last.
+        start: index of the first query; None: the queries are the last of the keys.
+    """
+    if weights.ndim < 2:
+        raise ShapeError(f"weights are (..., Q, K); got shape {tuple(weights.shape)}")
+    if len(edges) < 2 or edges[0] < 0 or any(a >= b for a, b in itertools.pairwise(edges)):
+        raise ConfigError(f"edges are two or more rising whole numbers from 0; got {list(edges)!r}")
+    q, k = weights.shape[-2:]
+    first = k - q if start is None else start
+    query = torch.arange(first, first + q, device=weights.device)[:, None]
+    distance = query - torch.arange(k, device=weights.device)
+    bounds = torch.tensor(list(edges), device=weights.device)
+    bucket = torch.bucketize(distance, bounds, right=True)  # 0 lies before the first edge, len(edges) after the last
+    flat = weights.new_zeros(*weights.shape[:-2], len(edges) + 1)
+    flat.index_add_(-1, bucket.flatten(), weights.flatten(-2))
+    return flat[..., 1:-1] / q

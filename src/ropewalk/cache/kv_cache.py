@@ -214,6 +214,7 @@ class KVCache:
         if before is not None:
             facts = {n: f for n, f in before.sequence.items() if n not in now.query.sequence}
             now = now.map_sides(lambda t: t.with_sequence(**facts)) if facts else now
+            now = now.map_sides(lambda t: t.holding(before)) if now.is_self else now
         for layer in self._layers:
             now = layer.encoding.draw(now)
         self._tokens = now.key if before is None else before.cat(now.key)

@@ -22,6 +22,9 @@ from ropewalk.core.errors import NeedsColumn, PositionError, ShapeError
 T = TypeVar("T")
 
 EXACT = 2**53  # float64 holds every integer up to here
+HELD = ("segment",)
+"""Columns in which a token that follows is like the last real one before it, unless its positions say otherwise."""
+
 _ALLOWED = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float64, torch.float32)
 _HELD = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24}
 
@@ -283,6 +286,25 @@ class Tokens:
                 continue  # known of some tokens only: whoever reads it is told so
             columns[name] = _join(pair[0], pair[1], name)
         return Tokens(columns, {**other.sequence, **self.sequence}, next=other._next)
+
+    def holding(self, before: Tokens) -> Tokens:
+        """Return the same tokens, which follow ``before``, with what stays as it was where they do not say it (`HELD`)."""
+        missing = [n for n in HELD if n in before.columns and n not in self.columns]
+        if not missing or before.length == 0:
+            return self
+        held = {}
+        for name in missing:
+            column = before.columns[name]
+            valid = before.columns.get("valid")
+            if valid is None:
+                held[name] = column[:, -1:].expand(-1, self.length, *column.shape[2:])
+                continue
+            rows = max(column.shape[0], valid.shape[0])
+            index = torch.arange(before.length, device=column.device)
+            last = torch.where(valid, index, 0).amax(-1).expand(rows)
+            found = column.expand(rows, *column.shape[1:])[torch.arange(rows, device=column.device), last]
+            held[name] = found[:, None].expand(-1, self.length, *column.shape[2:])
+        return self.with_columns(**held)
 
     def slice(self, start: int, stop: int | None = None) -> Tokens:
         """Return the tokens ``start:stop``."""

@@ -11,6 +11,15 @@ from ropewalk.frequencies.base_bounds import (
     safe_base,
     too_short,
 )
+from ropewalk.frequencies.buckets import (
+    RETRIEVAL_BASES,
+    TOOL_BASES,
+    attention_waveform,
+    complementary_bases,
+    find_extrema,
+    smoothed,
+    wave_coverage,
+)
 from ropewalk.frequencies.clipped import clipped, planes_beyond, unseen_planes
 from ropewalk.frequencies.curves import ringing
 from ropewalk.frequencies.dprope import angle_histogram, disturbance, dprope, dprope_report
@@ -52,6 +61,8 @@ from ropewalk.frequencies.yarn import (
 )
 
 __all__ = [
+    "RETRIEVAL_BASES",
+    "TOOL_BASES",
     "BaseBounds",
     "FoundFactors",
     "PhaseBudget",
@@ -61,7 +72,9 @@ __all__ = [
     "abel_bound",
     "abf",
     "angle_histogram",
+    "attention_waveform",
     "clipped",
+    "complementary_bases",
     "count_negative",
     "distinct_phase_codes",
     "disturbance",
@@ -72,6 +85,7 @@ __all__ = [
     "dynamic_yarn",
     "effective_length",
     "extrema",
+    "find_extrema",
     "first_negative",
     "fitted_base",
     "geometric",
@@ -101,11 +115,13 @@ __all__ = [
     "safe_base",
     "search_bases",
     "search_factors",
+    "smoothed",
     "spectrum_from_config",
     "suggest_base",
     "to_rope_parameters",
     "too_short",
     "unseen_planes",
+    "wave_coverage",
     "waveform",
     "yarn",
     "yarn_attention_factor",

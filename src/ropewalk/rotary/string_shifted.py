@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.coordinates.scale import Shift
-from ropewalk.core.attention import Attention, Branch, Mask, Problem, Product
-from ropewalk.core.encoding import table_dtype
-from ropewalk.core.errors import CannotCompose, ConfigError, NotCausal
+from ropewalk.core.attention import Attention, Problem, Product
+from ropewalk.core.errors import ConfigError
+from ropewalk.core.positions import Chain, Tokens
 from ropewalk.core.rotation import Pairing
 from ropewalk.frequencies.spectrum import Spectrum
 from ropewalk.rotary.rope import RoPE
+from ropewalk.rotary.two_scores import Side, TwoScores
 
 
-class STRINGShifted(RoPE):
+class STRINGShifted(TwoScores):
     """s_ij = ⟨R(P(i,j)) q_i, k_j⟩ / √d,  P = r for r = i − j < S,  P = r − S + W for r ≥ S.
 
     RoPE, but far keys reuse the small relative positions that training covered well: the far part of the distance matrix
@@ -51,9 +51,9 @@ class STRINGShifted(RoPE):
         attention_factor: float = 1.0,
         bug_compatible: bool = False,
     ) -> None:
-        super().__init__(head_dim, base, pairing, spectrum=spectrum)
         if shift != 0 and not 1 <= local <= shift:
             raise ConfigError(f"local={local} must lie between 1 and shift={shift} (shift=0 switches the shift off)")
+        super().__init__(head_dim, max(shift, 1), base, pairing, spectrum=spectrum)
         self.shift, self.local = shift, local
         self.magnitude *= attention_factor
         self.bug_compatible = bug_compatible
@@ -68,30 +68,18 @@ class STRINGShifted(RoPE):
             return "the released prefill counts one key twice and its decoding does not"
         return None
 
+    def far(self, tokens: Tokens, at: Chain, side: Side) -> Tensor | None:
+        return self.angles(tokens.coordinates(at) + (self.local - self.shift)) if side == "query" else None
+
     def rewrite(self, problem: Attention) -> Problem:
-        if problem.branches or problem.product is not None:
-            raise CannotCompose("STRING makes two scores of one dot product; the problem has several already")
-        if not problem.causal:
-            raise NotCausal("STRING shifts distances to earlier keys; it is defined for causal attention only")
-        near = super().rewrite(problem)
         if self.shift == 0:
-            return near
-        assert isinstance(near, Attention)
-        nearer = Shift(self.local - self.shift).chained(problem.at)
-        tables = self.tables(problem.where.query, nearer, table_dtype(problem.q))
-        p = near.with_features(q={"far": self.turn(problem.q, tables, problem)})
-        place, size = p.coordinate(), self.shift
-        if self.bug_compatible:
-            return p.replace(product=_counted_twice(p, size))
-
-        def is_far(i: Tensor, j: Tensor) -> Tensor:
-            return i - j >= size
-
-        far = Branch(q=p.name("far"), where=Mask("far", is_far, (place,), (place,)))
-        return p.replace(branches=(Branch(), far))
+            return RoPE.rewrite(self, problem)
+        p = super().rewrite(problem)
+        assert isinstance(p, Attention)
+        return p.replace(branches=(), product=_counted_twice(p, self.shift)) if self.bug_compatible else p
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, shift={self.shift}, local={self.local}"
+        return f"{RoPE.extra_repr(self)}, shift={self.shift}, local={self.local}"
 
 
 def _counted_twice(p: Attention, shift: int) -> Product:

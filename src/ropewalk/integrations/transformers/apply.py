@@ -1,15 +1,16 @@
-"""`hf.apply`, `hf.remove`, `hf.spectrum`, `hf.encodings`."""
+"""`hf.apply`, `hf.remove`, `hf.spectrum`, `hf.encodings`, `hf.columns`."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ropewalk.core.encoding import Encoding
-from ropewalk.core.errors import ConfigError, suggest
+from ropewalk.core.errors import ConfigError, PositionError, suggest
 from ropewalk.frequencies import RopeConfigWarning, Spectrum, rope_layer_types, spectrum_from_config
 from ropewalk.integrations.transformers import parts
 from ropewalk.integrations.transformers.attention import NAME
@@ -167,6 +168,37 @@ def new_cache(model: Any) -> EncodedCache:
     if bridge is None or bridge.encodings is None:
         raise ConfigError("this model takes the caches of transformers: only an applied encoding needs another")
     return bridge.new_cache()
+
+
+@contextlib.contextmanager
+def columns(model: Any, **facts: Tensor) -> Iterator[None]:
+    """Tell an applied encoding facts about the tokens of a text, for the time of a ``with``.
+
+        hf.apply(model, "hirope")
+        with hf.columns(model, segment=code_segments(source, offsets)):
+            model.generate(ids)
+
+    Args:
+        model: with an encoding applied.
+        facts: by the name of the column, (S,) or (B, S, ...) from the first token of the text on; "document" says which packed
+            document a token is of.
+
+    Raises:
+        ConfigError: a model without an applied encoding, which would not read them.
+        PositionError: something that is no tensor (S,) or (B, S, ...).
+    """
+    bridge = bridge_of(model)
+    if bridge is None or bridge.encodings is None:
+        raise ConfigError("facts about tokens are for encodings: hf.apply(model, encoding) first")
+    for name, fact in facts.items():
+        if not isinstance(fact, Tensor) or fact.ndim < 1:
+            raise PositionError(f"the column {name!r} is a tensor (S,) or (batch, S, ...); got {type(fact).__name__}")
+    before = bridge.columns
+    bridge.columns = {**before, **{name: fact[None] if fact.ndim == 1 else fact for name, fact in facts.items()}}
+    try:
+        yield
+    finally:
+        bridge.columns = before
 
 
 # ---- what was meant ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,3 +146,31 @@ def positions_of(
         restarts = (ids.diff(dim=-1, prepend=ids[:, :1] - 1) != 1).cumsum(-1)
         documents = restarts if torch.compiler.is_compiling() or bool(restarts.any()) else None
     return Positions(ids, valid=valid, document_ids=documents)
+
+
+def with_columns(positions: Positions, columns: Mapping[str, Tensor], past: int, batch: int) -> Positions:
+    """Return the positions of new tokens with facts about the tokens of the whole text, ``past`` of which came before.
+
+    Tokens beyond what is known get no such column: what stays as it was is held by the cache, and the rest is asked for.
+
+    Raises:
+        PositionError: facts about another batch; facts that end among the new tokens.
+    """
+    length, found = positions.query.length, {}
+    for name, column in columns.items():
+        if column.shape[1] <= past:
+            continue
+        here = column[:, past : past + length]
+        if here.shape[1] != length:
+            raise PositionError(
+                f"the column {name!r} tells of {column.shape[1]} tokens, and the new ones are {past} to {past + length - 1}: "
+                "give it for the whole prompt"
+            )
+        if here.shape[0] not in (1, batch):
+            if batch % here.shape[0]:
+                raise PositionError(
+                    f"the column {name!r} has {here.shape[0]} rows and the batch {batch}; give 1 row or all"
+                )
+            here = here.repeat_interleave(batch // here.shape[0], 0)  # beams of a row stand next to each other
+        found[name] = here.to(positions.device)
+    return positions.map_sides(lambda t: t.with_columns(**found)) if found else positions

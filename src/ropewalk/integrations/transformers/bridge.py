@@ -19,7 +19,7 @@ from ropewalk.core.encoding import Encoding
 from ropewalk.core.errors import CacheError, CannotCache, ConfigError
 from ropewalk.frequencies import RopeConfigWarning, Spectrum
 from ropewalk.integrations.transformers import parts
-from ropewalk.integrations.transformers.attention import NAME, LayerStep, Step, positions_of
+from ropewalk.integrations.transformers.attention import NAME, LayerStep, Step, positions_of, with_columns
 from ropewalk.integrations.transformers.cache import EncodedCache
 from ropewalk.integrations.transformers.parts import RotaryPlace
 from ropewalk.integrations.transformers.rotary import RotaryTables
@@ -74,6 +74,7 @@ class Bridge(nn.Module):
         self.spectra = None if spectra is None else {name: dict(of) for name, of in spectra.items()}
         self.encodings = None if encodings is None else PerLayer(encodings)
         self.undo = Undo(model)
+        self.columns: dict[str, Tensor] = {}
 
     # ---- putting in and taking out ----------------------------------------------------------------------------
 
@@ -209,6 +210,9 @@ class Bridge(nn.Module):
             raise ConfigError("give one of input_ids and inputs_embeds")
         tokens: Tensor = ids if x is None else x  # type: ignore[assignment]
         positions = positions_of(given, tokens.shape[1], tokens.shape[0], tokens.device, cache)
+        if self.columns:
+            past = 0 if cache is None else cache.kv.length
+            positions = with_columns(positions, self.columns, past, tokens.shape[0])
         layers = self._layers()
         if cache is not None:
             positions = cache.kv.step(positions)

@@ -1,0 +1,448 @@
+"""Looking at q, k, v and the attention of each layer while a model of transformers runs, and changing them for a while.
+
+    with Probe(model, look=print):
+        model(ids)
+
+The attention function of the model is replaced while a probe is in it, and put back after; no weight is touched. A layer's
+states are handed over when the layer runs and dropped after it, so that memory does not grow with the number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from ropewalk.analysis.massive_values import Disruption, Filler, Which, disruption
+from ropewalk.core import rotation
+from ropewalk.core.errors import ConfigError, ShapeError
+from ropewalk.core.rotation import Pairing
+from ropewalk.frequencies import Spectrum
+from ropewalk.integrations.transformers import parts
+from ropewalk.integrations.transformers.bridge import bridge_of
+from ropewalk.integrations.transformers.rotary import ALL, LAYOUTS
+
+NAME = "ropewalk_probe"
+"""Of the attention function."""
+
+PROBES = "ropewalk_probes"
+"""Attribute of an attention module that holds the probes in it."""
+
+Heads = Iterable[tuple[int, int]]
+"""(layer, head), both counted from 0."""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What is fixed about a layer's attention.
+
+    Attributes:
+        index: of the layer, from 0.
+        num_heads: of queries.
+        num_kv_heads: of keys and values.
+        head_dim: of queries and keys.
+        pairing: of the channels that are turned.
+        spectrum: their frequencies; None where nothing is turned. Turned channels come first.
+    """
+
+    index: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    pairing: Pairing
+    spectrum: Spectrum | None
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True)
+class LayerStates:
+    """What one layer attends with, in one forward pass.
+
+    Attributes:
+        shape: what is fixed.
+        q: (B, H, Q, d) turned, turned channels first.
+        k: (B, H_kv, K, d) turned, likewise.
+        v: (B, H_kv, K, d_v).
+        scale: of the logits.
+        mask: (B or 1, 1, Q, K), True where attention may go; None: causal.
+        softcap: c of c tanh(s/c), which Gemma 2 puts on logits.
+        sinks: (H,) logits that take attention and give nothing, of gpt-oss.
+    """
+
+    shape: LayerShape
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    mask: Tensor | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def index(self) -> int:
+        """Of the layer."""
+        return self.shape.index
+
+    @property
+    def length(self) -> int:
+        """Keys."""
+        return self.k.shape[2]
+
+    @property
+    def prefill(self) -> bool:
+        """Whether these are the first tokens: queries and keys are the same."""
+        return self.q.shape[2] == self.k.shape[2]
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """Keys repeated for their query heads, (B, H, K, d)."""
+        return self.k.repeat_interleave(self.shape.group, 1)
+
+    def logits(self, start: int, stop: int) -> Tensor:
+        """Return the logits of some queries, (B, H, stop − start, K), −∞ where attention may not go; float32 or better."""
+        q, k = (t if t.dtype == torch.float64 else t.float() for t in (self.q[:, :, start:stop], self.keys))
+        logits = q @ k.mT * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * (logits / self.softcap).tanh()
+        if self.mask is None:
+            first = self.length - self.q.shape[2]
+            query = torch.arange(first + start, first + min(stop, self.q.shape[2]), device=q.device)
+            allowed = torch.arange(self.length, device=q.device) <= query[:, None]
+        else:
+            allowed = self.mask[:, :, start:stop, : self.length]
+        return logits.masked_fill(~allowed, -torch.inf)
+
+    def weights(self, start: int, stop: int) -> Tensor:
+        """Return the attention of some queries, (B, H, stop − start, K); with sinks a row sums to less than 1."""
+        logits = self.logits(start, stop)
+        if self.sinks is None:
+            return logits.softmax(-1).nan_to_num(0.0)  # a row of padding sees nothing
+        sink = self.sinks.to(logits)[None, :, None, None].expand(*logits.shape[:-1], 1)
+        return torch.cat([logits, sink], -1).softmax(-1)[..., :-1]
+
+    @property
+    def turned(self) -> int:
+        """Channels that are turned."""
+        return 0 if self.shape.spectrum is None else 2 * len(self.shape.spectrum.inv_freq)
+
+    def still(self) -> tuple[Tensor, Tensor]:
+        """Return the turned channels of q and k as they were before the rotation, (B, H, S, 2P) each, for tokens 0 … S − 1."""
+        if self.shape.spectrum is None:
+            raise ConfigError(f"layer {self.index} turns nothing")
+        if not self.prefill:
+            raise ShapeError("the rotation is undone for whole texts only; this pass goes on with a cache")
+        q, k = (turn(x[..., : self.turned], self.shape, inverse=True) for x in (self.q, self.k))
+        return q, k
+
+
+def turn(x: Tensor, shape: LayerShape, *, first: int = 0, inverse: bool = False) -> Tensor:
+    """Turn channels (..., S, ≥ 2P) of tokens ``first`` … as a layer does, or back again, in the dtype given."""
+    assert shape.spectrum is not None
+    at = torch.arange(first, first + x.shape[-2], dtype=torch.float64, device=x.device)
+    factor = shape.spectrum.attention_factor
+    angles = at[:, None] * shape.spectrum.tensor().to(x.device)
+    cos, sin = rotation.tables(angles, x.dtype, 1 / factor if inverse else factor)
+    return rotation.rotate(x, cos, sin, shape.pairing, inverse=inverse)
+
+
+def layer_shapes(model: Any, length: int | None = None) -> list[LayerShape]:
+    """Return the shape of each layer's attention.
+
+    Args:
+        model: a causal model of transformers.
+        length: tokens of the context, for rope types that depend on it.
+
+    Raises:
+        ConfigError: a model that is not causal, that chooses its attention function itself, or whose frequencies are not
+            those of its configuration.
+    """
+    layers = parts.attention_layers(model)
+    if not all(bool(getattr(layer, "is_causal", False)) for layer in layers):
+        raise ConfigError(f"{type(model).__name__} is not causal; what is measured here is causal attention")
+    if not model._can_set_attn_implementation():
+        raise ConfigError(
+            f"{type(model).__name__} does not let its attention function be chosen, so it cannot be looked at"
+        )
+    bridge = bridge_of(model)
+    if bridge is not None and bridge.encodings is not None:
+        raise ConfigError(
+            "this model has an encoding of ropewalk's; its own rotation is what is measured: hf.remove(model)"
+        )
+    try:
+        places = bridge.places if bridge is not None else parts.rotary_places(model)
+    except ConfigError:
+        config = parts.decoder_config(model)
+        heads = int(config.num_attention_heads)
+        width = config.hidden_size // heads
+        return [LayerShape(i, heads, heads, width, "half", None) for i in range(len(layers))]
+    place = places[0]
+    changed = None if bridge is None or bridge.spectra is None else bridge.spectra[place.name]
+    shapes = []
+    for i, fit in enumerate(parts.fits(model, place, changed)):
+        spectrum = fit.spectrum
+        if spectrum is None and fit.turns and length is not None:
+            of = ALL if place.layer_types == (ALL,) else str(parts.decoder_config(model).layer_types[i])
+            spectrum = place.declared(of, length)
+        shapes.append(
+            LayerShape(
+                i,
+                fit.num_heads,
+                fit.num_kv_heads,
+                fit.head_dim,
+                LAYOUTS[place.layout][1],
+                spectrum if fit.turns else None,
+            )
+        )
+    return shapes
+
+
+class Probe:
+    """Hands over the states of each layer while a model runs, and may change them and the output of its heads.
+
+    Probes may be nested: the outer one changes first, and an inner one sees what it changed.
+
+    Args:
+        model: a causal model of transformers.
+        look: is given the states of each layer.
+        change: returns the states that the layer is to attend with.
+        output: is given a layer's index and the output of its heads, (B, S, H, d_v) before the output projection, and returns
+            what is to take its place.
+        shapes: of the layers, if they are known (`layer_shapes`).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        look: Callable[[LayerStates], None] | None = None,
+        change: Callable[[LayerStates], LayerStates] | None = None,
+        output: Callable[[int, Tensor], Tensor] | None = None,
+        shapes: Sequence[LayerShape] | None = None,
+    ) -> None:
+        self.model = model
+        self.look, self.change, self.output = look, change, output
+        self.shapes = list(layer_shapes(model) if shapes is None else shapes)
+        self._before: str | None = None
+
+    def __enter__(self) -> Probe:
+        config = parts.decoder_config(self.model)
+        layers = parts.attention_layers(self.model)
+        self._before = config._attn_implementation
+        for layer in layers:
+            vars(layer).setdefault(PROBES, []).append(self)
+        config._attn_implementation = NAME
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        parts.decoder_config(self.model)._attn_implementation = self._before
+        for layer in parts.attention_layers(self.model):
+            probes = vars(layer)[PROBES]
+            probes.remove(self)
+            if not probes:
+                del vars(layer)[PROBES]
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers asks its attention functions to, and let the probes in the module look."""
+    if position_bias is not None:
+        raise ConfigError(f"{type(module).__name__} adds a bias of its own to the logits, which is not measured here")
+    probes: list[Probe] = vars(module)[PROBES]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k = (_first(module, x) for x in (query, key))
+    shape = probes[0].shapes[int(module.layer_idx)]  # type: ignore[arg-type]
+    states = LayerStates(shape, q, k, value, scale, attention_mask, softcap, s_aux)
+    for probe in probes:
+        if probe.change is not None:
+            states = probe.change(states)
+        if probe.look is not None:
+            probe.look(states)
+    if softcap is None and s_aux is None:
+        q, k = (_back(module, x) for x in (states.q, states.k))
+        out, _ = sdpa_attention_forward(module, q, k, states.v, attention_mask, dropout=dropout, scaling=scale)
+    else:
+        values = states.v.repeat_interleave(shape.group, 1)
+        out = (states.weights(0, q.shape[2]).to(values.dtype) @ values).transpose(1, 2).contiguous()
+    for probe in probes:
+        if probe.output is not None:
+            out = probe.output(shape.index, out)
+    return out, None
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def _first(module: nn.Module, x: Tensor) -> Tensor:
+    """Bring the channels that a model with latent keys turns to the front."""
+    turned = getattr(module, "qk_rope_head_dim", None)
+    return x if turned is None else torch.cat((x[..., -turned:], x[..., :-turned]), -1)
+
+
+def _back(module: nn.Module, x: Tensor) -> Tensor:
+    turned = getattr(module, "qk_rope_head_dim", None)
+    return x if turned is None else torch.cat((x[..., turned:], x[..., :turned]), -1)
+
+
+# ---- changes ----------------------------------------------------------------------------------------------------------------
+
+
+def mask_heads(model: Any, heads: Heads, shapes: Sequence[LayerShape] | None = None) -> Probe:
+    """Return a probe under which the output of some heads is zero; all heads of a layer leave its residual alone."""
+    by_layer = _by_layer(model, heads, shapes)
+
+    def output(layer: int, out: Tensor) -> Tensor:
+        chosen = by_layer.get(layer)
+        if not chosen:
+            return out
+        return out.index_fill(2, torch.tensor(chosen, device=out.device), 0.0)
+
+    return Probe(model, output=output, shapes=shapes)
+
+
+def level_heads(model: Any, heads: Heads, shapes: Sequence[LayerShape] | None = None) -> Probe:
+    """Return a probe under which some heads attend to all they see alike, themselves included."""
+    by_layer = _by_layer(model, heads, shapes)
+
+    def change(states: LayerStates) -> LayerStates:
+        chosen = by_layer.get(states.index)
+        if not chosen:
+            return states
+        # Queries of zero make all logits equal, which leaves the other heads of a group alone.
+        return replace(states, q=states.q.index_fill(1, torch.tensor(chosen, device=states.q.device), 0.0))
+
+    return Probe(model, change=change, shapes=shapes)
+
+
+def zero_channels(
+    model: Any,
+    channels: Mapping[tuple[int, int], Sequence[int]],
+    *,
+    target: str = "qk",
+    shapes: Sequence[LayerShape] | None = None,
+) -> Probe:
+    """Return a probe under which channels of some heads are zero before they are turned.
+
+    Both channels of a pair take exactly its term off the logits. Zeroing q does it alone; "qk" also zeroes the key head,
+    which the other queries of its group share.
+
+    Args:
+        model: a causal model of transformers.
+        channels: by (layer, query head).
+        target: "qk", as published, or "q".
+        shapes: of the layers, if they are known.
+    """
+    if target not in ("qk", "q"):
+        raise ConfigError(f"target is 'qk' or 'q'; got {target!r}")
+    known = list(layer_shapes(model) if shapes is None else shapes)
+    by_layer = _by_layer(model, channels, known)
+    for (layer, head), chosen in channels.items():
+        width = known[layer].head_dim
+        if any(not 0 <= c < width for c in chosen):
+            raise ConfigError(f"channels {list(chosen)} of head {head} in layer {layer}, which has {width}")
+
+    def change(states: LayerStates) -> LayerStates:
+        heads = by_layer.get(states.index)
+        if not heads:
+            return states
+        shape = states.shape
+        keep_q = states.q.new_ones(shape.num_heads, shape.head_dim)
+        keep_k = states.q.new_ones(shape.num_kv_heads, shape.head_dim)
+        for head in heads:
+            at = list(channels[states.index, head])
+            keep_q[head, at] = 0.0
+            keep_k[head // shape.group, at] = 0.0
+        q = _masked(states.q, keep_q, states, first=states.length - states.q.shape[2])
+        return replace(states, q=q, k=_masked(states.k, keep_k, states, first=0) if target == "qk" else states.k)
+
+    return Probe(model, change=change, shapes=known)
+
+
+def _masked(x: Tensor, keep: Tensor, states: LayerStates, first: int) -> Tensor:
+    """Multiply states (B, H, S, d) by a mask (H, d) that acts before the rotation."""
+    shape, turned = states.shape, states.turned
+    mask = keep[:, None]
+    if shape.spectrum is None or _symmetric(keep[:, :turned], shape.pairing):
+        return x * mask
+    still = turn(x[..., :turned], shape, first=first, inverse=True) * mask[..., :turned]
+    return torch.cat((turn(still, shape, first=first), x[..., turned:] * mask[..., turned:]), -1)
+
+
+def _symmetric(keep: Tensor, pairing: Pairing) -> bool:
+    """Whether both channels of each pair fare alike, so that the mask commutes with the rotation."""
+    a, b = keep.chunk(2, -1) if pairing == "half" else (keep[..., 0::2], keep[..., 1::2])
+    return bool(torch.equal(a, b))
+
+
+def _by_layer(model: Any, heads: Heads, shapes: Sequence[LayerShape] | None) -> dict[int, list[int]]:
+    known = layer_shapes(model) if shapes is None else shapes
+    found: dict[int, list[int]] = {}
+    for layer, head in heads:
+        if not 0 <= layer < len(known) or not 0 <= head < known[layer].num_heads:
+            raise ConfigError(
+                f"head {head} of layer {layer} in a model of {len(known)} layers of {known[0].num_heads} heads; both are "
+                "counted from 0"
+            )
+        found.setdefault(layer, []).append(head)
+    return {layer: sorted(set(of)) for layer, of in found.items()}
+
+
+def disrupt_channels(
+    model: Any,
+    count: int = 1,
+    which: Which = "massive",
+    filler: Filler = "mean",
+    shapes: Sequence[LayerShape] | None = None,
+) -> Probe:
+    """Return a probe under which the largest channels of q and k (or the smallest) hold one number in every token of a prompt.
+
+    Channels and numbers are chosen from the first tokens of a text, all at once. What was changed in their keys stays changed
+    for the tokens generated after them, which themselves are left alone. See `ropewalk.analysis.massive_values`.
+
+    Args:
+        model: a causal model of transformers.
+        count: channels a head, in q and in k each.
+        which: "massive" or "other".
+        filler: "mean", "zero", "min" or "max".
+        shapes: of the layers, if they are known.
+    """
+    prompts: dict[int, tuple[Disruption, int]] = {}
+
+    def change(states: LayerStates) -> LayerStates:
+        if states.prefill:
+            done = disruption(states.k, count, which, filler)
+            prompts[states.index] = done, states.length
+            return replace(states, q=disruption(states.q, count, which, filler).apply(states.q), k=done.apply(states.k))
+        if states.index not in prompts:
+            return states
+        done, length = prompts[states.index]
+        k = torch.cat((done.apply(states.k[:, :, :length]), states.k[:, :, length:]), 2)
+        return replace(states, k=k)
+
+    return Probe(model, change=change, shapes=shapes)
