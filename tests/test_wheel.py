@@ -63,7 +63,7 @@ def test_the_wheel_holds_the_package_with_its_data_and_nothing_else(wheel):
     }
     assert inside == there
     assert {"ropewalk/py.typed", "ropewalk/lab/report/style.css"} <= inside
-    assert {"ray", "lab", "dev"} == set(re.findall(r"^Provides-Extra: (\S+)", metadata, re.M))
+    assert {"code", "dev", "hf", "lab", "ray"} == set(re.findall(r"^Provides-Extra: (\S+)", metadata, re.M))
     required = [line for line in re.findall(r"^Requires-Dist: (.*)", metadata, re.M) if "extra ==" not in line]
     assert sorted(re.match(r"[\w-]+", line)[0] for line in required) == ["rich", "torch", "typer"]
 
