@@ -121,8 +121,7 @@ class Text(Workload):
         yield from _windows(self._validation.tokens, ROWS)
 
     def measures(self) -> list[Measure]:
-        made = [Measure(f"loss/{n}", partial(self._loss, length=n)) for n in self.lengths]
-        made.append(Measure("positions", self._positions))
+        made = [Measure(f"loss/{n}", partial(self._measured, length=n)) for n in self.lengths]
         retrieval = Retrieval(self.corpus, self.lengths)
         return made + [Measure(f"retrieval/{n}", partial(retrieval.run, length=n)) for n in self.lengths]
 
@@ -143,21 +142,24 @@ class Text(Workload):
         losses = [_token_losses(forward(batch), batch.targets) for batch in _windows(tokens, rows)]
         return torch.cat(losses).double()
 
-    def _loss(self, forward: Forward, length: int) -> list[Record]:
-        losses = self._losses(forward, length)[:, -self.last :]
+    def _measured(self, forward: Forward, length: int) -> list[Record]:
+        losses = self._losses(forward, length)
+        return [self._loss(losses), *([self._positions(losses)] if length == self.lengths[-1] else [])]
+
+    def _loss(self, losses: Tensor) -> Record:
+        length, losses = losses.shape[1], losses[:, -self.last :]
         by_document: dict[str, list[Tensor]] = {}
         for name, row in zip(self.test.documents, losses, strict=True):
             by_document.setdefault(name, []).append(row)
         documents = {n: [float(torch.cat(rows).mean()), sum(map(len, rows))] for n, rows in by_document.items()}
         found = {"last": self.last, "mean": float(losses.mean()), "documents": documents}
-        return [{"kind": "loss", "split": "test", "length": length, **found}]
+        return {"kind": "loss", "split": "test", "length": length, **found}
 
-    def _positions(self, forward: Forward) -> list[Record]:
-        length = self.lengths[-1]
-        losses = self._losses(forward, length).mean(0)
+    def _positions(self, losses: Tensor) -> Record:
+        length, losses = losses.shape[1], losses.mean(0)
         edges = sorted({round(i * length / 32) for i in range(33)})
         means = [float(losses[a:b].mean()) for a, b in pairwise(edges)]
-        return [{"kind": "positions", "length": length, "edges": edges, "loss": means}]
+        return {"kind": "positions", "length": length, "edges": edges, "loss": means}
 
 
 class Generated(Workload):
