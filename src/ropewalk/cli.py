@@ -227,7 +227,7 @@ def _sections(entry: Record) -> Iterator[tuple[str, list[str], bool]]:
     if others := namesakes(entry.slug):
         yield "Not to be confused with", [f"{other}: {other.summary}" for other in others], False
     if entry.evidence:
-        yield "Evidence", [entry.evidence], False
+        yield "Evidence", [f"ropewalk reproduce {Path(entry.evidence).stem}  (writes {entry.evidence})"], False
 
 
 def _traits(entry: Record) -> list[str]:

@@ -82,7 +82,7 @@ class Record:
         defaults: constructor arguments for which `build` uses these values when the caller gives none.
         needs: what a problem must carry besides q, k, v: ``x`` (the layer's input), ``cameras``, ...
         sheet: number of the sheet it was built from, for systems of this library.
-        evidence: where its measured results are.
+        evidence: where `ropewalk reproduce` writes what it measures of it.
     """
 
     slug: str
