@@ -34,6 +34,7 @@ from ropewalk.catalog import (
     shared,
 )
 from ropewalk.core.errors import ConfigError, RopewalkError, UnknownNameError, suggest
+from ropewalk.integrations.verify_command import VERIFY, verify
 from ropewalk.lab.command import compare, comparison, report
 from ropewalk.lab.reproduce_command import evidence, reproduce
 
@@ -212,6 +213,7 @@ app.command("compare")(comparison(compare, COMPARE))
 app.command("report")(report)
 app.command("reproduce")(reproduce)
 app.command("evidence")(evidence)
+app.command("verify", help=VERIFY)(verify)
 
 
 def _sections(entry: Record) -> Iterator[tuple[str, list[str], bool]]:

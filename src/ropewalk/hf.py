@@ -28,6 +28,7 @@ from ropewalk.integrations.transformers.buckets import MultiBaseDecoder
 from ropewalk.integrations.transformers.cache import EncodedCache
 from ropewalk.integrations.transformers.dope import DopeSelection, apply_dope, dope_select, sink_mass_by_head
 from ropewalk.integrations.transformers.export import CannotExport, Export, export
+from ropewalk.integrations.transformers.layers import ModelsVerdict, verify_models
 from ropewalk.integrations.transformers.probe import Probe, disrupt_channels, mask_heads, zero_channels
 from ropewalk.integrations.transformers.saved import load
 
@@ -36,6 +37,7 @@ __all__ = [
     "DopeSelection",
     "EncodedCache",
     "Export",
+    "ModelsVerdict",
     "MultiBaseDecoder",
     "Probe",
     "apply",
@@ -52,6 +54,7 @@ __all__ = [
     "remove",
     "sink_mass_by_head",
     "spectrum",
+    "verify_models",
     "zero_channels",
 ]
 
