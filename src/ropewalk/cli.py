@@ -36,6 +36,7 @@ from ropewalk.catalog import (
 from ropewalk.core.errors import ConfigError, RopewalkError, UnknownNameError, suggest
 from ropewalk.integrations.verify_command import VERIFY, verify
 from ropewalk.lab.command import compare, comparison, report
+from ropewalk.lab.extend_command import extend
 from ropewalk.lab.reproduce_command import evidence, reproduce
 
 app = typer.Typer(
@@ -211,6 +212,7 @@ def _show_map(entry: Record, console: Console, length: int, as_text: bool, png: 
 
 app.command("compare")(comparison(compare, COMPARE))
 app.command("report")(report)
+app.command("extend")(extend)
 app.command("reproduce")(reproduce)
 app.command("evidence")(evidence)
 app.command("verify", help=VERIFY)(verify)

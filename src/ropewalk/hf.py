@@ -28,6 +28,7 @@ from ropewalk.integrations.transformers.buckets import MultiBaseDecoder
 from ropewalk.integrations.transformers.cache import EncodedCache
 from ropewalk.integrations.transformers.dope import DopeSelection, apply_dope, dope_select, sink_mass_by_head
 from ropewalk.integrations.transformers.export import CannotExport, Export, export
+from ropewalk.integrations.transformers.gguf import load_gguf
 from ropewalk.integrations.transformers.layers import ModelsVerdict, verify_models
 from ropewalk.integrations.transformers.probe import Probe, disrupt_channels, mask_heads, zero_channels
 from ropewalk.integrations.transformers.saved import load
@@ -49,6 +50,7 @@ __all__ = [
     "encodings",
     "export",
     "load",
+    "load_gguf",
     "mask_heads",
     "new_cache",
     "remove",
