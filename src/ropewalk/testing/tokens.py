@@ -12,7 +12,14 @@ from ropewalk.core.positions import Positions, Tokens
 from ropewalk.testing.compare import require
 from ropewalk.testing.subjects import BATCH, LONG, Layer, Subject
 
-GIVEN = {"position", "valid", "document", "extrinsics", "segment"}  # columns that users give; others were drawn
+GIVEN = {
+    "position",
+    "valid",
+    "document",
+    "extrinsics",
+    "segment",
+    "intra",
+}  # columns that users give; others were drawn
 
 
 def drawn(positions: Positions) -> bool:
