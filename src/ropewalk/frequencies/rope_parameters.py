@@ -50,6 +50,10 @@ ELSEWHERE = (
 )  # fmt: skip
 
 
+WIDEST = 1 << 16
+"""Channels of a head from which a width is a mistake: frequencies are made one by one."""
+
+
 class IncompleteConfig(ConfigError):
     """A configuration that does not say how wide a head is: nothing is wrong with it, and nothing can be told of it."""
 
@@ -360,6 +364,8 @@ def _head_dim(values: Mapping[str, Any]) -> int:
         check_positive(hidden_size=hidden, num_attention_heads=heads)
         head_dim = hidden // heads
     check_positive(head_dim=head_dim)
+    if head_dim > WIDEST:
+        raise ConfigError(f"a head has at most {WIDEST} channels; got {head_dim}. Correct its width")
     return int(head_dim)
 
 

@@ -108,6 +108,10 @@ def mistakes():
     yield config(head_dim=4, partial_rotary_factor=0.75, model_type="phi"), "odd"
     yield scaled("linear", factor=0.25), "at least 1"
     yield scaled("yarn", factor=math.nan, original_max_position_embeddings=8192), "factor"
+    yield config(head_dim=1 << 40), "at most"
+    yield config(num_hidden_layers=10**400), "num_hidden_layers"
+    yield config(max_position_embeddings=1e300), "positions can count"
+    yield scaled("yarn", factor=1e300, original_max_position_embeddings=8192), "positions can count"
     yield config(rope_theta=-1.0), "base"
     yield config(rope_theta=math.nan), "base"
     yield config(partial_rotary_factor=0.5), "do not know partial_rotary_factor"
@@ -281,6 +285,12 @@ def test_other_dtypes_are_refused():
         inspect_config(config(), dtype=torch.float64)
     with pytest.raises(ConfigError, match="context"):
         inspect_config(config(), context=0)
+    with pytest.raises(ConfigError, match="context"):
+        inspect_config(config(), context=1 << 60)
+
+
+def test_very_many_layers():
+    assert inspect_config(config(num_hidden_layers=1 << 50)).errors == 0
 
 
 # ---- the value itself -----------------------------------------------------------------------------------------------------

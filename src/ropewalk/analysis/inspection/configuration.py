@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ropewalk.analysis.inspection.engines import engines
 from ropewalk.analysis.inspection.findings import Finding, Section, Table
-from ropewalk.analysis.inspection.reading import Ladder, Part, read_parts
+from ropewalk.analysis.inspection.reading import EXACT, Ladder, Part, read_parts
 from ropewalk.core.errors import ConfigError, check_positive
 from ropewalk.frequencies import Spectrum
 from ropewalk.frequencies.base_bounds import fitted_base
@@ -108,6 +108,8 @@ def inspect_config(
         ConfigError: no configuration. What is wrong inside one is a finding.
     """
     check_positive(context=context)
+    if context is not None and context > EXACT:
+        raise ConfigError(f"context is at most {EXACT} tokens, as many as positions can count; got {context}")
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ConfigError(f"dtype is one of {', '.join(DTYPES)}; got {name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,9 @@ GRIDS = ("efficientloftr",)
 
 ALL_SLIDE = ("mistral", "mixtral", "phi3", "starcoder2")
 """Model types of transformers in which every layer slides where there is a sliding_window."""
+
+EXACT = 1 << 53
+"""Whole numbers up to here are exact in float64, in which positions are computed."""
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers")
 
@@ -49,13 +51,21 @@ class Ladder:
 
     @property
     def claimed(self) -> int | None:
-        """The context that the configuration is for: the longest that any of its keys speaks of."""
+        """The context that the configuration is for: the longest that any of its keys speaks of.
+
+        Raises:
+            ConfigError: more than positions can count.
+        """
         p, length = self.read.parameters, float(self.read.max_length or 0)
         factor = p.get("factor")
         if isinstance(factor, int | float) and self.read.rope_type in ("yarn", "dynamic"):
             original = p[ORIGINAL] if self.read.rope_type == "yarn" else length
             length = max(length, original * factor)
-        return int(length) if 1 <= length < math.inf else None
+        if length > EXACT:
+            raise ConfigError(
+                f"a context of {length:g} tokens is more than the {EXACT} that positions can count. Correct it"
+            )
+        return int(length) if length >= 1 else None
 
     def reach(self, context: int) -> int:
         """Return the largest distance between a query and a key in a context of so many tokens, plus 1."""
@@ -125,6 +135,7 @@ def _read(name: str, values: Mapping[str, Any]) -> Part:
     if (why := _elsewhere(values)) is not None:
         return Part(name, values, (), (Finding("note", f"{prefix}not inspected: {why}", None, "", ""),))
     try:
+        _check_size(values)
         types: tuple[str | None, ...] = rope_layer_types(values) or (None,)
     except ConfigError as problem:
         return Part(name, values, (), (_refused(prefix, problem),))
@@ -160,6 +171,18 @@ def _read(name: str, values: Mapping[str, Any]) -> Part:
             if finding not in findings:
                 findings.append(finding)
     return Part(name, values, tuple(ladders), tuple(findings))
+
+
+def _check_size(value: Any, name: str = "") -> None:
+    """Check that no number is too large to compute with: JSON has no limit."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_size(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_size(inner, name)
+    elif isinstance(value, int) and abs(value) > EXACT:
+        raise ConfigError(f"{name} has {value.bit_length()} bits, and whole numbers up to 2^53 are exact. Correct it")
 
 
 def _elsewhere(values: Mapping[str, Any]) -> str | None:
