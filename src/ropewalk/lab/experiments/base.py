@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropewalk.lab.experiments.desk import SHAPE
+from ropewalk.lab.experiments.desk import FULL_NEEDLE, SHAPE
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 _SMALL, _MIDDLE, _LARGE = "rope(base=3)", "rope(base=50)", "rope(base=10000)"
@@ -34,12 +34,7 @@ EXPERIMENT = Experiment(
         Contrast(_SMALL, _LARGE, "lower", (32,), decides=False, because="nearer needles"),
     ),
     seconds=220,
-    full={
-        "tokens": 20_000_000,
-        "seeds": 5,
-        "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},
-        "lr": 2e-3,
-    },
+    full=FULL_NEEDLE,
     limits="The bound is for one head with equal amplitudes, and its authors stress that it is not strict. Perplexity is not "
     "measured: the task has no text.",
 )

@@ -22,6 +22,13 @@ TEXT: dict[str, Any] = {
     "windows": 64,
 }
 FULL_TEXT: dict[str, Any] = {"size": "small", "shape": {}, "tokens": 20_000_000, "windows": 256, "lr": 2e-3, "seeds": 5}
+FULL_NEEDLE: dict[str, Any] = {
+    "task": "needle(needles=4)",
+    "tokens": 20_000_000,
+    "seeds": 5,
+    "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},
+    "lr": 2e-3,
+}
 
 SMALL_MODEL = "models of about 100,000 parameters on bytes of source code, trained for minutes"
 

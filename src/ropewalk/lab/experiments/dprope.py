@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropewalk.lab.experiments.desk import SMALL_MODEL, TEXT
+from ropewalk.lab.experiments.desk import FULL_TEXT, SMALL_MODEL, TEXT
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 _ROPE, _PI = "rope(pairing=half)", "pi(factor=2)"
@@ -25,6 +25,6 @@ EXPERIMENT = Experiment(
         Contrast(_CHOSEN, _PI, "lower", (128,), decides=False, because="the trained length"),
     ),
     seconds=150,
-    full={"size": "small", "shape": {}, "tokens": 20_000_000, "windows": 256, "lr": 2e-3, "seeds": 5},
+    full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}, without the tuning that follows in the paper.",
 )

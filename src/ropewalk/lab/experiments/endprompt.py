@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lab.experiments.desk import SHAPE
+from ropewalk.lab.experiments.desk import FULL_NEEDLE, SHAPE
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 if TYPE_CHECKING:
@@ -54,13 +54,7 @@ EXPERIMENT = Experiment(
         Contrast(_END, _FULL, "within", (SHORT,), margin=0.1, decides=False, because="the trained length"),
     ),
     seconds=220,
-    full={
-        "task": "needle(needles=4)",
-        "tokens": 20_000_000,
-        "seeds": 5,
-        "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},
-        "lr": 2e-3,
-    },
+    full=FULL_NEEDLE,
     limits="The terminal prompt is the question itself, as there is no other text behind the haystack. Every stage of tuning has "
     "40 steps of 32 haystacks; at full length each costs four times as many tokens.",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lab.experiments.desk import SHAPE
+from ropewalk.lab.experiments.desk import FULL_NEEDLE, SHAPE
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 if TYPE_CHECKING:
@@ -45,12 +45,7 @@ EXPERIMENT = Experiment(
         Contrast(_SMALLEST, _ROPE, "within", (64,), margin=0.02, decides=False, because="what as many others do"),
     ),
     seconds=150,
-    full={
-        "tokens": 20_000_000,
-        "seeds": 5,
-        "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},
-        "lr": 2e-3,
-    },
+    full=FULL_NEEDLE,
     limits="Models of this size need not have channels five times as large as the mean, so the largest are taken whatever they "
     "are. What a model knows by heart, which the paper finds to suffer little, is not measured.",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lab.experiments.desk import SHAPE
+from ropewalk.lab.experiments.desk import FULL_NEEDLE, SHAPE
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 if TYPE_CHECKING:
@@ -47,12 +47,7 @@ EXPERIMENT = Experiment(
         Contrast(_FAST, _ROPE, "within", (64,), margin=0.05, decides=False, because="whether the fast ones are used"),
     ),
     seconds=150,
-    full={
-        "tokens": 20_000_000,
-        "seeds": 5,
-        "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},
-        "lr": 2e-3,
-    },
+    full=FULL_NEEDLE,
     limits="All heads lose the planes, where the papers take them from retrieval heads alone, since a model of four heads has "
     "few others. In such a model the head that looks at the token before needs the fast planes, which counts against the claim.",
 )

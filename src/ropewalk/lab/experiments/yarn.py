@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropewalk.lab.experiments.desk import SMALL_MODEL, TEXT
+from ropewalk.lab.experiments.desk import FULL_TEXT, SMALL_MODEL, TEXT
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 _ROPE, _PI, _NTK = "rope(pairing=half)", "pi(factor=4)", "ntk(factor=4)"
@@ -30,7 +30,7 @@ EXPERIMENT = Experiment(
         Contrast(_DYNAMIC, _ROPE, "within", (128,), margin=1e-6, decides=False, because="nothing changes until then"),
     ),
     seconds=150,
-    full={"size": "small", "shape": {}, "tokens": 20_000_000, "windows": 256, "lr": 2e-3, "seeds": 5},
+    full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}. Tuning after the change, which the papers are about, is in other experiments (psc, harpe, "
     "entropy_abf).",
 )
