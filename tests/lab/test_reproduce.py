@@ -28,7 +28,7 @@ from ropewalk.lab.experiments.verdict import BEYOND, FAILS, HOLDS, UNSEEN, judge
 from ropewalk.lab.measured import Results
 from ropewalk.lab.model import Decoder, expand_layers, load, with_encodings
 from ropewalk.lab.settings import Settings
-from ropewalk.lab.statistics import student_quantile
+from ropewalk.lab.student import student_quantile
 from ropewalk.lab.tasks import PLACED, task
 from ropewalk.lab.tasks.task import stream
 from ropewalk.lab.trial import Measured, Spec, run, starting_point

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.core.errors import RopewalkError
 from ropewalk.lab.experiments.experiment import LEAST_SEEDS, Contrast, Experiment
 from ropewalk.lab.experiments.verdict import judge, verdict
+from ropewalk.lab.student import LEVEL, student_quantile
 
 if TYPE_CHECKING:
     from ropewalk.lab.measured import Results
@@ -192,8 +193,6 @@ def _measure(contrast: Contrast, results: Results) -> dict[str, Any]:
 def _check_contrast(
     contrast: Mapping[str, Any], values: Mapping[tuple[str, int, int], float], seeds: Sequence[int], name: str
 ) -> None:
-    from ropewalk.lab.statistics import LEVEL, student_quantile
-
     where = f"evidence of {name}, {contrast.get('ours')} − {contrast.get('other')}"
     _typed(contrast, _CONTRAST, where)
     try:
