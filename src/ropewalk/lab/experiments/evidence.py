@@ -65,7 +65,15 @@ class EvidenceError(RopewalkError, ValueError):
     """A file of evidence that does not say what its numbers say, or a run that gives none."""
 
 
-def gather(experiment: Experiment, results: Results, *, command: str, commit: str | None, seconds: float) -> Evidence:
+def gather(
+    experiment: Experiment,
+    results: Results,
+    *,
+    command: str,
+    commit: str | None,
+    seconds: float,
+    at_once: int | None = None,
+) -> Evidence:
     """Compare what a run measured, and let the rule say what it shows.
 
     Raises:
@@ -87,7 +95,7 @@ def gather(experiment: Experiment, results: Results, *, command: str, commit: st
         "command": command,
         "commit": commit,
         "versions": dict(results.settings["versions"]),
-        "hardware": dict(results.settings["hardware"]),
+        "hardware": {**results.settings["hardware"], "trials_at_once": at_once},
         "data": results.settings["workload"].get("digest"),
         "settings": dict(results.asked),
         "metric": results.metric,
