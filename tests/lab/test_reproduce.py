@@ -587,7 +587,9 @@ def only_try(monkeypatch, performed):
     for module in (reproduce_command,):
         monkeypatch.setattr(module, "experiment", lambda name: TRY)
         monkeypatch.setattr(module, "experiments", lambda: iter([TRY]))
-    monkeypatch.setattr("ropewalk.lab.local.LocalRunner", lambda folder, settings, device: Here(folder, settings))
+    monkeypatch.setattr(
+        "ropewalk.lab.local.LocalRunner", lambda folder, settings, device, at_once: Here(folder, settings)
+    )
     return performed
 
 
