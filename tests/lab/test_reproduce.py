@@ -605,7 +605,8 @@ def test_reproduce_writes_evidence_and_a_report_and_evidence_shows_it(only_try, 
     assert said.exit_code == 0 and f"try: {found['verdict']}" in said.output and (folder / "report.html").exists()
     assert found["command"] == "ropewalk reproduce try"
     report = (folder / "report.html").read_text()
-    assert TRY.claim in report and found["verdict"] in report
+    assert f"<h1>try: {found['verdict']}</h1>" in report
+    assert report.index(TRY.claim) < report.index(TRY.expected) < report.index(TRY.limits) < report.index("<nav")
     table = invoke("evidence", "--evidence", tmp_path / "evidence")
     assert found["verdict"] in table.output and rw.__version__ in table.output
     shown = json.loads(invoke("evidence", "--evidence", tmp_path / "evidence", "--json").stdout)

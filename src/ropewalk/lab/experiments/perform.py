@@ -87,7 +87,8 @@ def perform(
     settings = resolved(settings)
     with RunFolder(folder, settings) as run:
         try:
-            facts = {"claim": experiment.claim, "source": experiment.source, "expected": experiment.expected}
+            facts = {name: getattr(experiment, name) for name in ("claim", "source", "expected")}
+            facts["experiment"] = experiment.name
             facts["reference"] = experiment.contrasts[0].other
             workload, told = prepare(run, command, facts)
             stage = _Stage(experiment, run, workload, earlier, given)
