@@ -179,6 +179,13 @@ WRONG = [
     ({"contrasts": (Contrast("rope", "nope", "lower", (8,), decides=False),)}, "no contrast decides"),
     ({"contrasts": (Contrast("rope", "alibi", "lower", (8,)),)}, "'alibi' is compared"),
     ({"contrasts": (Contrast("rope", "nope", "lower", (9,)),)}, "not all in eval_lengths"),
+    (
+        {
+            "settings": {"encodings": ("rope", "nope"), "eval_lengths": (8, 9), "task": "text"},
+            "contrasts": (Contrast("rope", "nope", "lower", (8, 9)),),
+        },
+        "do not make a mean",
+    ),
     ({"drop_in": {"xpos": "alibi"}}, "which nobody trains"),
     ({"altered": {"xpos": ("alibi", "a:b")}}, "there are none"),
     ({"before": {"encodings": ("rope",)}}, "belong together"),

@@ -106,6 +106,8 @@ class Experiment:
                     raise ConfigError(f"{self.name}: {encoding!r} is compared and not among {sorted(measured)}")
             if not set(contrast.sizes) <= set(self.settings["eval_lengths"]):
                 raise ConfigError(f"{self.name}: {contrast.sizes} are compared and not all in eval_lengths")
+            if self.settings.get("task", "text") == "text" and len(contrast.sizes) > 1:
+                raise ConfigError(f"{self.name}: losses at {contrast.sizes} do not make a mean; compare one length")
         for new, of in self.drop_in.items():
             if of not in self.settings["encodings"]:
                 raise ConfigError(f"{self.name}: {new!r} is put into models of {of!r}, which nobody trains")
