@@ -1,10 +1,12 @@
 """`ropewalk reproduce`: the rule, the experiments as they are written, and one of them run from end to end."""
 
+import gc
 import json
 import math
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ from ropewalk.lab.experiments.experiment import Contrast, Experiment
 from ropewalk.lab.experiments.perform import perform
 from ropewalk.lab.experiments.verdict import BEYOND, FAILS, HOLDS, UNSEEN, judge, verdict
 from ropewalk.lab.measured import Results
-from ropewalk.lab.model import Decoder, expand_layers, load, with_encodings
+from ropewalk.lab.model import Decoder, ModelConfig, expand_layers, load, with_encodings
 from ropewalk.lab.settings import Settings
 from ropewalk.lab.student import student_quantile
 from ropewalk.lab.tasks import PLACED, task
@@ -172,6 +174,24 @@ def test_a_step_of_every_encoding_can_be_trained(one):
         losses = [e for e in run(replace(spec, measure=False), workload) if isinstance(e, Measured)]
         (curve,) = losses[0].records
         assert all(math.isfinite(v) for v in curve["loss"])
+
+
+ALTERED = [(one, name) for one in ALL for name in one.altered]
+
+
+@pytest.mark.parametrize(("one", "name"), ALTERED, ids=[f"{one.name}: {name}" for one, name in ALTERED])
+def test_what_is_altered_by_hand_stays_altered(one, name):
+    """Or the model would be measured as it was, and a difference of exactly 0 would look like a finding."""
+    settings = resolved(replace(one.asked(), seeds=1))
+    vocabulary = 64 if settings.task == "text" else make_workload(settings, None).vocab_size
+    of, path = one.altered[name]
+    model = Decoder(ModelConfig(vocabulary, expand_layers(of), **dict(settings.shape)))
+    tokens = torch.randint(vocabulary, (2, 24), generator=torch.Generator().manual_seed(0))
+    before = model(tokens).detach()
+    module, _, function = path.partition(":")
+    getattr(import_module(module), function)(model)
+    gc.collect()  # what was put into the model and is held by nobody is gone now
+    assert not torch.allclose(model(tokens), before, atol=1e-4)
 
 
 WRONG = [

@@ -65,4 +65,6 @@ def _planes(model: Decoder) -> int:
 def _drop(model: Decoder, planes: Sequence[int]) -> None:
     from ropewalk.analysis.bands import without_bands
 
-    without_bands(model, planes, "drop").__enter__()  # for good: the model is measured and thrown away
+    dropped = without_bands(model, planes, "drop")
+    dropped.__enter__()
+    vars(model)["dropped"] = dropped  # for good: what nobody holds ends, and puts the planes back
