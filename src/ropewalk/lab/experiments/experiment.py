@@ -70,7 +70,7 @@ class Experiment:
         full: settings that differ in the longer form.
         drop_in: encodings that are not trained but put into the trained models of another: ``{new: trained}``.
         altered: trained models that are changed by hand and measured once more: ``{name: (encoding, "module:function")}``;
-            the function takes a model and changes it in place.
+            the function takes a model and what it is measured on, and changes the model in place.
         before: settings of an earlier stage of training, whose models this one goes on with.
         start: which model of the earlier stage each encoding goes on with.
         limits: what a desk cannot show of the claim.

@@ -10,6 +10,7 @@ from ropewalk.lab.experiments.experiment import Contrast, Experiment
 if TYPE_CHECKING:
     from ropewalk.analysis.massive_values import Which
     from ropewalk.lab.model import Decoder
+    from ropewalk.lab.workloads import Workload
 
 CHANNELS = 2
 _ROPE = "rope(pairing=half)"
@@ -41,12 +42,12 @@ EXPERIMENT = Experiment(
 )
 
 
-def disrupt_largest(model: Decoder) -> None:
+def disrupt_largest(model: Decoder, workload: Workload) -> None:
     """Fill the largest channels of every head's turned q and k with their mean."""
     _disrupt(model, "massive")
 
 
-def disrupt_smallest(model: Decoder) -> None:
+def disrupt_smallest(model: Decoder, workload: Workload) -> None:
     """Fill as many of the smallest."""
     _disrupt(model, "other")
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ropewalk.lab.model import Decoder
+    from ropewalk.lab.workloads import Workload
 
 _ROPE = "rope(pairing=half)"
 _SLOW, _FAST, _MIXED = "without the slowest quarter", "without the fastest quarter", "without every fourth plane"
@@ -43,17 +44,17 @@ EXPERIMENT = Experiment(
 )
 
 
-def drop_slow(model: Decoder) -> None:
+def drop_slow(model: Decoder, workload: Workload) -> None:
     """Leave the slowest quarter of the planes out of the logits."""
     _drop(model, range(3 * _planes(model) // 4, _planes(model)))
 
 
-def drop_fast(model: Decoder) -> None:
+def drop_fast(model: Decoder, workload: Workload) -> None:
     """Leave the fastest quarter out."""
     _drop(model, range(_planes(model) // 4))
 
 
-def drop_every_fourth(model: Decoder) -> None:
+def drop_every_fourth(model: Decoder, workload: Workload) -> None:
     """Leave as many out from all over the spectrum."""
     _drop(model, range(1, _planes(model), 4))
 
