@@ -30,7 +30,7 @@ EXPERIMENT = Experiment(
 
 INDEXING = Experiment(
     name="pope_indirect_indexing",
-    slugs=("pope",),
+    slugs=(),
     claim="With magnitudes from content and angles from position alone a model learns to point at a letter so many places "
     "from another one, which RoPE hardly learns (94.8 against 11.2 % of answers).",
     source=_SOURCE,
