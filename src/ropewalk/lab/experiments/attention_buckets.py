@@ -33,7 +33,7 @@ EXPERIMENT = Experiment(
         Contrast(_BUCKETS, _LARGEST, "lower", (256,), decides=False, because="the largest base alone"),
         Contrast(_BUCKETS, _ROPE, "within", (128,), margin=0.02, decides=False, because="the trained length"),
     ),
-    seconds=150,
+    seconds=40,
     full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}, by loss, where the paper lets models choose tools and answer from documents. Of single "
     f"needles in haystacks up to 128, all these models miss none, so that nothing tells them apart.",

@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
         Contrast(_MIDDLE, _LARGE, "lower", (128,), decides=False, because="a base near the bound"),
         Contrast(_SMALL, _LARGE, "lower", (32,), decides=False, because="nearer needles"),
     ),
-    seconds=220,
+    seconds=90,
     full=FULL_NEEDLE,
     limits="The bound is for one head with equal amplitudes, and its authors stress that it is not strict. Perplexity is not "
     "measured: the task has no text.",

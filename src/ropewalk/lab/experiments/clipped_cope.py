@@ -34,7 +34,7 @@ EXPERIMENT = Experiment(
         Contrast(_SOFT, _HARD, "lower", (512,), decides=False, because="against stopping them at once"),
         Contrast(_SOFT, _ROPE, "within", (256,), margin=0.02, decides=False, because="within the tuned length"),
     ),
-    seconds=220,
+    seconds=80,
     full={"tokens": 2_000_000, "seeds": 5, "windows": 512},
     limits=f"Seen on {SMALL_MODEL}, where 6 of 16 planes are clipped as 20 of 64 are in the paper; by loss, since models of this "
     "size retrieve nothing from text.",

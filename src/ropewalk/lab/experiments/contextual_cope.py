@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
         Contrast("contextual_cope", "rope", "higher", (32,)),
         Contrast("contextual_cope", "learned", "higher", (32,)),
     ),
-    seconds=200,
+    seconds=180,
     full={
         "tokens": 6_000_000,
         "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},

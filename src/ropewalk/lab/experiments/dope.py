@@ -35,7 +35,7 @@ EXPERIMENT = Experiment(
         Contrast(_CHOSEN, _SCALED, "lower", (256,), decides=False, because="against doing nothing"),
         Contrast(_SCALED, _ROPE, "lower", (256,), decides=False, because="what the stretching does"),
     ),
-    seconds=150,
+    seconds=40,
     full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}, by loss. Two layers of two heads: one head of four is a quarter of the model, where the "
     f"paper treats one to thirty of a thousand. Heads are denoised by leaving q and k unrotated. Of single needles in "

@@ -24,7 +24,7 @@ EXPERIMENT = Experiment(
         Contrast(_CHOSEN, _ROPE, "lower", (256,), decides=False, because="against doing nothing"),
         Contrast(_CHOSEN, _PI, "lower", (128,), decides=False, because="the trained length"),
     ),
-    seconds=150,
+    seconds=70,
     full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}, without the tuning that follows in the paper.",
 )

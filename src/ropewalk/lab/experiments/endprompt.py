@@ -44,7 +44,7 @@ EXPERIMENT = Experiment(
         Contrast(_END, _POSE, "lower", (LONG,), decides=False, because="against PoSE"),
         Contrast(_END, _FULL, "within", (SHORT,), margin=0.05, decides=False, because="the trained length"),
     ),
-    seconds=220,
+    seconds=80,
     full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}. The last {TERMINAL} bytes of a window are the terminal prompt, and belong to the text. "
     f"Tuning is {STEPS} steps of {ROWS} windows; at full length each costs four times as many tokens. Single needles are "

@@ -42,7 +42,7 @@ EXPERIMENT = Experiment(
         Contrast(_ENTROPY, _ABF, "lower", (256,), decides=False, because="against the base alone"),
         Contrast(_ENTROPY, _PI, "lower", (64,), decides=False, because="the trained length"),
     ),
-    seconds=180,
+    seconds=90,
     full={"tokens": 256_000, "seeds": 5, "windows": 512},
     limits=f"Seen on {SMALL_MODEL}: a hundred samples of 256 bytes in 12 steps. One of three layers is left alone, as two of 32 "
     "are in the paper.",

@@ -33,7 +33,7 @@ EXPERIMENT = Experiment(
         Contrast("grape_ap", "rope", "lower", (512,), decides=False, because="four times the trained length"),
         Contrast("grape_a_qk", "rope", "lower", (512,), decides=False, because="four times the trained length"),
     ),
-    seconds=240,
+    seconds=110,
     full={
         **FULL_TEXT,
         "encodings": ("grape_ap", "grape_a_qk", "rope", "grape_m_nonctx", "grape_m_ctx", "alibi", "fox"),

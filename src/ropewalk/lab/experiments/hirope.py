@@ -31,7 +31,7 @@ EXPERIMENT = Experiment(
         ),
         Contrast(_HIERARCHICAL, _ROPE, "within", (128,), margin=0.05, decides=False, because="the trained length"),
     ),
-    seconds=150,
+    seconds=70,
     full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}. Windows of the text begin anywhere, so segments are every 32 bytes and not functions, which "
     "is one of the paper's ablations; functions are read by `ropewalk extend`.",

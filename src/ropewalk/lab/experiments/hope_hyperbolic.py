@@ -20,7 +20,7 @@ EXPERIMENT = Experiment(
         Contrast("hope_hyperbolic", "rope", "lower", (128,), decides=False, because="the trained length"),
         Contrast("hope_hyperbolic", "alibi", "lower", (512,), decides=False, because="another encoding that fades"),
     ),
-    seconds=200,
+    seconds=100,
     full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}, at 512 tokens at most. The rates of the paper's models are not published; ours are the "
     "library's defaults.",

@@ -35,7 +35,7 @@ EXPERIMENT = Experiment(
         Contrast(_LARGEST, _ROPE, "lower", (512,), decides=False, because="against the model as it is"),
         Contrast(_SMALLEST, _ROPE, "within", (512,), margin=0.02, decides=False, because="what as many others do"),
     ),
-    seconds=150,
+    seconds=60,
     full=FULL_NEEDLE,
     limits="Models of this size need not have channels five times as large as the mean, so the largest are taken whatever "
     "they are. What a model knows by heart, which the paper finds to suffer little, is not measured.",

@@ -23,7 +23,7 @@ EXPERIMENT = Experiment(
         Contrast(_ROPE, "nope", "lower", (128,), decides=False, because="what any rotation gains"),
         Contrast(_KEPT, _REVERSED, "lower", (128,), decides=False, because="which pairs are kept"),
     ),
-    seconds=200,
+    seconds=170,
     full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}. In the paper the gain is half a percent of the perplexity of a model with 2,000,000,000 "
     "parameters; so small a difference needs more seeds than fit here.",

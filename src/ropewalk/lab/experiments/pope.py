@@ -22,7 +22,7 @@ EXPERIMENT = Experiment(
         Contrast("pope", "rope", "lower", (512,)),
         Contrast("pope", "rope", "lower", (128,), decides=False, because="the trained length"),
     ),
-    seconds=150,
+    seconds=60,
     full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}. The gain in the paper is one percent of the perplexity at the trained length. Music and "
     f"genomes are not tried.",
@@ -47,7 +47,7 @@ INDEXING = Experiment(
         "windows": 512,
     },
     contrasts=(Contrast("pope", "rope", "higher", (8,)),),
-    seconds=100,
+    seconds=50,
     full={
         "task": "indirect_indexing(max_shift=4)",
         "train_length": 12,

@@ -41,7 +41,7 @@ EXPERIMENT = Experiment(
         Contrast(_CALIBRATED, _PLAIN, "lower", (256,)),
         Contrast(_CALIBRATED, _PLAIN, "lower", (64,), decides=False, because="short contexts"),
     ),
-    seconds=150,
+    seconds=80,
     full={"tokens": 2_000_000, "seeds": 5, "windows": 512},
     limits=f"Seen on {SMALL_MODEL}. All parameters are tuned, where the paper tunes LoRA of a frozen model; the calibration has "
     "more parameters to tune, here as in the paper.",

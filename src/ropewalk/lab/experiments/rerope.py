@@ -28,7 +28,7 @@ EXPERIMENT = Experiment(
         Contrast(_RECTIFIED, _ROPE, "within", (128,), margin=0.05, decides=False, because="the trained length"),
         Contrast(_GROUPED, _ROPE, "within", (128,), margin=0.05, decides=False, because="the trained length"),
     ),
-    seconds=150,
+    seconds=80,
     full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}, whose loss depends little on what is more than a line away: it shows that far keys do no "
     "harm, and hardly that they help.",

@@ -37,7 +37,7 @@ EXPERIMENT = Experiment(
         Contrast(_SLOW, _MIXED, "lower", (512,), decides=False, because="against planes from all over the spectrum"),
         Contrast(_FAST, _ROPE, "within", (512,), margin=0.05, decides=False, because="whether the fast ones are used"),
     ),
-    seconds=150,
+    seconds=50,
     full=FULL_NEEDLE,
     limits="All heads lose the planes, where the papers take them from retrieval heads alone, since a model of four heads has "
     "few others. In such a model the head that looks at the token before needs the fast planes, which counts against the "

@@ -34,7 +34,7 @@ EXPERIMENT = Experiment(
         ),
         Contrast("nope", _BEFORE, "higher", (128,), decides=False, because="no positions at all"),
     ),
-    seconds=200,
+    seconds=80,
     full={"tokens": 1_000_000, "seeds": 5, "windows": 512},
     limits=f"Seen on {SMALL_MODEL}: decoders, not the encoder-decoders of the paper, whose encoder sees no order at all without "
     "positions.",

@@ -20,7 +20,7 @@ EXPERIMENT = Experiment(
         Contrast("wavelet_pe", "alibi", "lower", (128,), decides=False, because="the trained length"),
         Contrast("wavelet_pe", "alibi", "lower", (512,), decides=False, because="another encoding that extrapolates"),
     ),
-    seconds=220,
+    seconds=110,
     full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}, at 512 tokens at most.",
 )
