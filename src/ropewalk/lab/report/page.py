@@ -117,7 +117,9 @@ def _subtitle(results: Results, summary: Board) -> str:
     if results.trained is not None:
         up_to = "" if results.task == "text" else "up to "
         parts.append(f"trained on {up_to}{summary.at(results.trained)}")
-    return " · ".join([*parts, "models that differ in nothing but the encoding"])
+    if "experiment" not in results.settings:  # there trained models may be altered by hand
+        parts.append("models that differ in nothing but the encoding")
+    return " · ".join(parts)
 
 
 def _partial(results: Results) -> Html | None:
