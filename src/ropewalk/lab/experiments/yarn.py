@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
         Contrast(_DYNAMIC, _ROPE, "lower", (512,), decides=False, because="a base that grows with the length"),
         Contrast(_DYNAMIC, _ROPE, "within", (128,), margin=1e-6, decides=False, because="nothing changes until then"),
     ),
-    seconds=150,
+    seconds=240,
     full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}. Tuning after the change, which the papers are about, is in other experiments (psc, harpe, "
     "entropy_abf).",
