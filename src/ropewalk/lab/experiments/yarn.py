@@ -18,7 +18,7 @@ EXPERIMENT = Experiment(
     "Window of Large Language Models via Positional Interpolation. arXiv 2306.15595, 2023",
     expected="In models trained at 128 tokens and not trained further, YaRN has a lower loss than RoPE at 512, and a lower one "
     "than PI at 512 and at 128.",
-    settings={**TEXT, "encodings": (_ROPE,)},
+    settings={**TEXT, "encodings": (_ROPE,), "eval_lengths": (128, 512)},
     drop_in={_PI: _ROPE, _NTK: _ROPE, _YARN: _ROPE, _DYNAMIC: _ROPE},
     contrasts=(
         Contrast(_YARN, _ROPE, "lower", (512,)),
@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
         Contrast(_DYNAMIC, _ROPE, "lower", (512,), decides=False, because="a base that grows with the length"),
         Contrast(_DYNAMIC, _ROPE, "within", (128,), margin=1e-6, decides=False, because="nothing changes until then"),
     ),
-    seconds=240,
+    seconds=190,
     full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}. Tuning after the change, which the papers are about, is in other experiments (psc, harpe, "
     "entropy_abf).",
