@@ -30,6 +30,7 @@ from ropewalk.integrations.transformers.dope import DopeSelection, apply_dope, d
 from ropewalk.integrations.transformers.export import CannotExport, Export, export
 from ropewalk.integrations.transformers.probe import Probe, disrupt_channels, mask_heads, zero_channels
 from ropewalk.integrations.transformers.saved import load
+from ropewalk.integrations.transformers.vision import vision_layout
 
 __all__ = [
     "CannotExport",
@@ -52,6 +53,7 @@ __all__ = [
     "remove",
     "sink_mass_by_head",
     "spectrum",
+    "vision_layout",
     "zero_channels",
 ]
 

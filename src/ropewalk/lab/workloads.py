@@ -27,6 +27,7 @@ from ropewalk.lab.tasks import task as named_task
 from ropewalk.lab.tasks.needle import Needle
 from ropewalk.lab.tasks.score import score
 from ropewalk.lab.tasks.task import Task
+from ropewalk.lab.tasks.video_needle import VideoNeedle
 
 ROWS = 16  # sequences that are measured at once, at the trained length
 
@@ -194,7 +195,7 @@ class Generated(Workload):
 
     def measures(self) -> list[Measure]:
         made = [Measure(f"exact/{n}", partial(self._exact, size=n)) for n in self.sizes]
-        if isinstance(self.task, Needle):
+        if isinstance(self.task, (Needle, VideoNeedle)):
             made += [Measure(f"grid/{n}", partial(self._grid, size=n)) for n in self.sizes]
         return made
 
@@ -228,7 +229,7 @@ class Generated(Workload):
 
     def _grid(self, forward: Forward, size: int) -> list[Record]:
         task = self.task
-        assert isinstance(task, Needle)
+        assert isinstance(task, (Needle, VideoNeedle))
         records: list[Record] = []
         for depth in DEPTHS:
             batch = task.at_depth(size, depth, 32, seed=0)

@@ -52,6 +52,7 @@ TASKS: dict[str, str] = {
 PLACED: dict[str, str] = {
     "marked_cell": "ropewalk.lab.tasks.marked_cell:MarkedCell",
     "views": "ropewalk.lab.tasks.views:Views",
+    "video_needle": "ropewalk.lab.tasks.video_needle:VideoNeedle",
 }
 
 
