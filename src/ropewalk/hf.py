@@ -28,7 +28,11 @@ from ropewalk.integrations.transformers.buckets import MultiBaseDecoder
 from ropewalk.integrations.transformers.cache import EncodedCache
 from ropewalk.integrations.transformers.dope import DopeSelection, apply_dope, dope_select, sink_mass_by_head
 from ropewalk.integrations.transformers.export import CannotExport, Export, export
-from ropewalk.integrations.transformers.probe import Probe, disrupt_channels, mask_heads, zero_channels
+from ropewalk.integrations.transformers.gguf import load_gguf
+from ropewalk.integrations.transformers.interventions import disrupt_channels, mask_heads, zero_channels
+from ropewalk.integrations.transformers.layers import ModelsVerdict, verify_models
+from ropewalk.integrations.transformers.measure import measure
+from ropewalk.integrations.transformers.probe import Probe
 from ropewalk.integrations.transformers.saved import load
 from ropewalk.integrations.transformers.vision import vision_layout
 
@@ -37,6 +41,7 @@ __all__ = [
     "DopeSelection",
     "EncodedCache",
     "Export",
+    "ModelsVerdict",
     "MultiBaseDecoder",
     "Probe",
     "apply",
@@ -48,11 +53,14 @@ __all__ = [
     "encodings",
     "export",
     "load",
+    "load_gguf",
     "mask_heads",
+    "measure",
     "new_cache",
     "remove",
     "sink_mass_by_head",
     "spectrum",
+    "verify_models",
     "vision_layout",
     "zero_channels",
 ]

@@ -14,7 +14,6 @@ from ropewalk.catalog import Record
 from ropewalk.coordinates import blocks
 from ropewalk.coordinates.allocation import Allocation, Row, runs
 from ropewalk.coordinates.layout import layout
-from ropewalk.core.errors import ConfigError
 from ropewalk.rotary.modality_rope import ModalityRoPE, Segment
 from ropewalk.rotary.multi_axis import MultiAxisRoPE
 from ropewalk.rotary.rope_dhr import RoPEDHR

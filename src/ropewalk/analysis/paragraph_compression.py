@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -185,7 +186,8 @@ def depth_gap(
     if len(real) != len(control) or not real:
         raise ConfigError(f"{len(real)} texts and {len(control)} controls; give one a text")
 
-    def gap(times: Sequence[int]) -> float | None:
+    @cache  # few texts have few resamples
+    def gap(times: tuple[int, ...]) -> float | None:
         depths = [Cells.joined(side, times).curve(min_pairs).depth for side in (real, control)]
         return None if None in depths else depths[0] - depths[1]  # type: ignore[operator]
 
@@ -194,12 +196,12 @@ def depth_gap(
     found = []
     for _ in range(draws if n > 1 else 0):
         drawn = torch.bincount(torch.randint(n, (n,), generator=generator), minlength=n).tolist()
-        found.append(gap(drawn))
+        found.append(gap(tuple(drawn)))
     kept = torch.tensor([f for f in found if f is not None], dtype=torch.float64)
     if not len(kept):
-        return DepthGap(gap([1] * n), None, None)
+        return DepthGap(gap((1,) * n), None, None)
     low, high = kept.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return DepthGap(gap([1] * n), low, high)
+    return DepthGap(gap((1,) * n), low, high)
 
 
 # ---- labels -----------------------------------------------------------------------------------------------------------------

@@ -616,6 +616,7 @@ RECORDS: tuple[Record, ...] = (
         factory="ropewalk.rotary.rope_schedules:ntk",
         defaults={"head_dim": 32},
         sheet=31,
+        evidence="evidence/yarn.json",
     ),
     Record(
         slug="yarn",
@@ -638,6 +639,7 @@ RECORDS: tuple[Record, ...] = (
         factory="ropewalk.rotary.rope_schedules:yarn",
         defaults={"head_dim": 32},
         sheet=31,
+        evidence="evidence/yarn.json",
     ),
     Record(
         slug="dynamic_ntk",
@@ -660,6 +662,7 @@ RECORDS: tuple[Record, ...] = (
         factory="ropewalk.rotary.dynamic_ntk:DynamicNTK",
         defaults={"head_dim": 32, "original": 512},
         sheet=31,
+        evidence="evidence/yarn.json",
     ),
     Record(
         slug="llama3",
@@ -724,6 +727,7 @@ RECORDS: tuple[Record, ...] = (
         factory="ropewalk.rotary.entropy_abf:entropy_abf",
         defaults={"head_dim": 32, "train_length": 36},
         sheet=81,
+        evidence="evidence/entropy_abf.json",
     ),
     Record(
         slug="dprope",
@@ -746,6 +750,7 @@ RECORDS: tuple[Record, ...] = (
         factory="ropewalk.rotary.rope_schedules:dprope",
         defaults={"head_dim": 32},
         sheet=57,
+        evidence="evidence/dprope.json",
     ),
     Record(
         slug="clipped_cope",
@@ -767,6 +772,7 @@ RECORDS: tuple[Record, ...] = (
         factory="ropewalk.rotary.rope_schedules:clipped_rope",
         defaults={"head_dim": 32, "planes": 5},
         sheet=69,
+        evidence="evidence/clipped_cope.json",
     ),
     Record(
         slug="psc",

@@ -317,7 +317,8 @@ def _phase_allowed(layers: int, tau: float, law: DepthLaw) -> float:
     if not (0 < tau < 1):
         raise ConfigError(f"tau is between 0 and 1; got {tau!r}")
     if law == "product":
-        return math.acos(tau ** (1 / layers))
+        # arccos τ^(1/N) by half angles: near 1 the arccosine itself loses everything.
+        return 2 * math.asin(math.sqrt(-math.expm1(math.log(tau) / layers) / 2))
     if law == "linear":
         return math.acos(tau) / layers
     if law == "sqrt":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ropewalk.core.errors import ConfigError
 from ropewalk.frequencies.fraction import p_rope
@@ -37,6 +37,27 @@ COMMON = (
 RENAMED = {"su": "longrope", "mrope": "default"}
 
 
+class Remark(str):
+    """What is unusual about a configuration: a sentence, how serious it is, and the number behind it.
+
+    Args:
+        text: the sentence.
+        severity: "warning": it may be a mistake; "note": it is how things are.
+        number: None where there is none.
+    """
+
+    severity: Literal["warning", "note"]
+    number: float | None
+
+    def __new__(
+        cls, text: str, severity: Literal["warning", "note"] = "warning", number: float | None = None
+    ) -> Remark:
+        """Return the sentence, with the two beside it."""
+        made = super().__new__(cls, text)
+        made.severity, made.number = severity, number
+        return made
+
+
 @dataclass(frozen=True)
 class RopeConfig:
     """The rotary part of a configuration, understood.
@@ -57,7 +78,7 @@ class RopeConfig:
     base: float
     parameters: Mapping[str, Any]
     max_length: int | None
-    findings: tuple[str, ...] = ()
+    findings: tuple[Remark, ...] = ()
 
     @property
     def follows_length(self) -> bool:

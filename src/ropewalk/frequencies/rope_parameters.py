@@ -17,7 +17,7 @@ from ropewalk.core.errors import ConfigError, check_positive, suggest
 from ropewalk.frequencies.checks import check_base, check_length, check_rotary_width
 from ropewalk.frequencies.fraction import pairs_of_fraction
 from ropewalk.frequencies.longrope import check_factors
-from ropewalk.frequencies.rope_config import COMMON, KEYS, ORIGINAL, RENAMED, RopeConfig
+from ropewalk.frequencies.rope_config import COMMON, KEYS, ORIGINAL, RENAMED, Remark, RopeConfig
 from ropewalk.frequencies.spectrum import Spectrum
 
 # Spellings that were met in the wild and that no release of transformers reads.
@@ -50,6 +50,14 @@ ELSEWHERE = (
 )  # fmt: skip
 
 
+WIDEST = 1 << 16
+"""Channels of a head from which a width is a mistake: frequencies are made one by one."""
+
+
+class IncompleteConfig(ConfigError):
+    """A configuration that does not say how wide a head is: nothing is wrong with it, and nothing can be told of it."""
+
+
 class RopeConfigWarning(UserWarning):
     """A finding about a configuration."""
 
@@ -74,6 +82,7 @@ def spectrum_from_config(config: Any, *, length: float | None = None, layer_type
 def read_rope_config(config: Any, *, layer_type: str | None = None) -> RopeConfig:
     """Return the rotary part of a configuration, with findings. Arguments and errors as in `spectrum_from_config`."""
     values = _plain(config, layer_type)
+    _check_kinds(values)
     findings = _check_names(values)
     entry = dict(_entry(values, layer_type, findings))
     rope_type = _type(entry)
@@ -82,8 +91,13 @@ def read_rope_config(config: Any, *, layer_type: str | None = None) -> RopeConfi
     base = entry.get("rope_theta")
     if base is None:
         base = 10_000.0
+        # Where no key begins with "rope" (GPT-J), the model has none for the base either.
         findings.append(
-            "no base of the frequencies is given (rope_theta); 10000 is taken, and some models have another default"
+            Remark(
+                "no base of the frequencies is given (rope_theta); 10000 is taken, and some models have another default",
+                "warning" if any(name.startswith("rope") for name in values) else "note",
+                10_000.0,
+            )
         )
     check_base(base)
     head_dim, dim = _widths(values, entry, rope_type)
@@ -101,8 +115,11 @@ def read_rope_config(config: Any, *, layer_type: str | None = None) -> RopeConfi
             check_factors(key, parameters[key], dim // 2)
     if "mrope_section" in parameters:
         findings.append(
-            "mrope_section splits the planes among axes of the positions; these are the frequencies of one axis, and the split "
-            "is for the encoding to make"
+            Remark(
+                "mrope_section splits the planes among axes of the positions; these are the frequencies of one axis, and the "
+                "split is for the encoding to make",
+                "note",
+            )
         )
     return RopeConfig(rope_type, head_dim, dim, float(base), parameters, max_length, tuple(findings))
 
@@ -110,6 +127,7 @@ def read_rope_config(config: Any, *, layer_type: str | None = None) -> RopeConfi
 def rope_layer_types(config: Any) -> tuple[str, ...]:
     """Return the layer types that have frequencies of their own; empty where all layers have the same."""
     values = _plain(config)
+    _check_kinds(values)
     by_layer = _by_layer(values, _parameters(values)[0])
     return tuple(by_layer) if by_layer else ()
 
@@ -139,8 +157,19 @@ def _plain(config: Any, layer_type: str | None = None) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _check_names(values: Mapping[str, Any]) -> list[str]:
-    known, findings = {*READ, *ELSEWHERE}, []
+def _check_kinds(values: Mapping[str, Any]) -> None:
+    types = values.get("layer_types", ())
+    if not isinstance(types, list | tuple) or not all(isinstance(t, str) for t in types):
+        raise ConfigError(f"layer_types is a list of names, one a layer; got {types!r}")
+    for name in ("qk_rope_head_dim", "qk_nope_head_dim", "rotary_dim"):
+        width = values.get(name, 0)
+        if isinstance(width, bool) or not isinstance(width, int) or width < 0:
+            raise ConfigError(f"{name} is a whole number of channels; got {width!r}")
+
+
+def _check_names(values: Mapping[str, Any]) -> list[Remark]:
+    known = {*READ, *ELSEWHERE}
+    findings: list[Remark] = []
     for name in values:
         if name in known:
             continue
@@ -148,7 +177,9 @@ def _check_names(values: Mapping[str, Any]) -> list[str]:
         if near:
             raise ConfigError(f"the configuration has {name!r}, which nothing reads. Did you mean {near[0]!r}?")
         if "rope" in name or "rotary" in name:
-            findings.append(f"the configuration has {name!r} (given as {values[name]!r}), which is not read")
+            findings.append(
+                Remark(f"the configuration has {name!r} (given as {values[name]!r}), which is not read", "note")
+            )
     if "text_config" in values and not any(name in values for name in OWN):
         raise ConfigError("this configuration has its language model in text_config: give config['text_config']")
     return findings
@@ -201,7 +232,7 @@ def _by_layer(values: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, 
     return {}
 
 
-def _entry(values: Mapping[str, Any], layer_type: str | None, findings: list[str]) -> Mapping[str, Any]:
+def _entry(values: Mapping[str, Any], layer_type: str | None, findings: list[Remark]) -> Mapping[str, Any]:
     """Return one flat dictionary with base and fraction in it."""
     entry, older = _parameters(values)
     by_layer = _by_layer(values, entry)
@@ -225,8 +256,10 @@ def _entry(values: Mapping[str, Any], layer_type: str | None, findings: list[str
         )
     if older and len(kinds) > 1 and entry:
         findings.append(
-            f"one rope_scaling for layers of types {', '.join(sorted(kinds))}: it is taken for all of them, and some models "
-            "scale one type only; rope_parameters can say so by type"
+            Remark(
+                f"one rope_scaling for layers of types {', '.join(sorted(kinds))}: it is taken for all of them, and some models "
+                "scale one type only; rope_parameters can say so by type"
+            )
         )
     return {
         **entry,
@@ -241,7 +274,7 @@ def _said(values: Mapping[str, Any], entry: Mapping[str, Any], names: Iterable[s
     if entry.get(key) is not None:
         said[f"{key} of the rope dictionary"] = entry[key]
     first = next(iter(said.values()), None)
-    if any(value != first for value in said.values()):
+    if any(value is not first and value != first for value in said.values()):  # NaN is another mistake
         places = ", ".join(f"{name} {value!r}" for name, value in said.items())
         raise ConfigError(f"the configuration says different things: {places}; keep one")
     return {key: first} if said else {}
@@ -252,6 +285,9 @@ def _said(values: Mapping[str, Any], entry: Mapping[str, Any], names: Iterable[s
 
 def _type(entry: Mapping[str, Any]) -> str:
     names = {key: entry[key] for key in ("rope_type", "type") if entry.get(key) is not None}
+    for key, name in names.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"{key} is a name; got {name!r}")
     meant = {RENAMED.get(name, name) for name in names.values()}
     if len(meant) > 1:
         raise ConfigError(f"rope_type {entry['rope_type']!r} and type {entry['type']!r} are both given; keep one")
@@ -270,7 +306,7 @@ def _type(entry: Mapping[str, Any]) -> str:
     return rope_type
 
 
-def _check_keys(rope_type: str, entry: Mapping[str, Any], findings: list[str]) -> None:
+def _check_keys(rope_type: str, entry: Mapping[str, Any], findings: list[Remark]) -> None:
     allowed = (*KEYS[rope_type], *COMMON)
     every = {key for keys in KEYS.values() for key in keys}
     for key in entry:
@@ -279,13 +315,15 @@ def _check_keys(rope_type: str, entry: Mapping[str, Any], findings: list[str]) -
         if key in every:
             if entry[key] is not None:
                 findings.append(
-                    f"rope type {rope_type!r} does not use {key!r} (given as {entry[key]!r}), so it changes nothing"
+                    Remark(
+                        f"rope type {rope_type!r} does not use {key!r} (given as {entry[key]!r}), so it changes nothing"
+                    )
                 )
             continue
         near = [MEANT[key]] if key in MEANT else difflib.get_close_matches(key, allowed, n=1, cutoff=0.75)
         if near:
             raise ConfigError(f"the rope dictionary has {key!r}, which nothing reads. Did you mean {near[0]!r}?")
-        findings.append(f"the rope dictionary has {key!r}, which nothing reads")
+        findings.append(Remark(f"the rope dictionary has {key!r}, which nothing reads", "note"))
 
 
 def _widths(values: Mapping[str, Any], entry: Mapping[str, Any], rope_type: str) -> tuple[int, int]:
@@ -317,15 +355,17 @@ def _head_dim(values: Mapping[str, Any]) -> int:
     if head_dim is None and "qk_rope_head_dim" in values:
         head_dim = values["qk_rope_head_dim"] + values.get("qk_nope_head_dim", 0)
     if head_dim is None:
-        hidden = values.get("hidden_size", values.get("n_embd"))
-        heads = values.get("num_attention_heads", values.get("n_head"))
+        hidden = next((values[name] for name in ("hidden_size", "n_embd", "d_model") if name in values), None)
+        heads = next((values[name] for name in ("num_attention_heads", "n_head", "n_heads") if name in values), None)
         if hidden is None or heads is None:
-            raise ConfigError(
+            raise IncompleteConfig(
                 "the width of a head is not given: the configuration needs head_dim, or hidden_size and num_attention_heads"
             )
         check_positive(hidden_size=hidden, num_attention_heads=heads)
         head_dim = hidden // heads
     check_positive(head_dim=head_dim)
+    if head_dim > WIDEST:
+        raise ConfigError(f"a head has at most {WIDEST} channels; got {head_dim}. Correct its width")
     return int(head_dim)
 
 
@@ -334,7 +374,7 @@ def _find_original(
     parameters: dict[str, Any],
     rope_type: str,
     max_length: int | None,
-    findings: list[str],
+    findings: list[Remark],
 ) -> None:
     """Settle the original length, which stands in one of two places, and see whether the factor agrees with it."""
     parameters.update(_said(values, parameters, (ORIGINAL,), ORIGINAL))
@@ -343,8 +383,11 @@ def _find_original(
             raise ConfigError(f"rope type {rope_type!r} needs {ORIGINAL!r}, and the configuration does not give it")
         parameters[ORIGINAL] = max_length
         findings.append(
-            f"{ORIGINAL} is not given; max_position_embeddings, {max_length}, is taken for the length of the training. Say so if "
-            "that is the extended one"
+            Remark(
+                f"{ORIGINAL} is not given; max_position_embeddings, {max_length}, is taken for the length of the training. Say "
+                "so if that is the extended one",
+                number=max_length,
+            )
         )
         return
     check_length(ORIGINAL, parameters[ORIGINAL])
@@ -354,6 +397,9 @@ def _find_original(
     ratio = max_length / parameters[ORIGINAL]
     if ratio not in (1, factor):
         findings.append(
-            f"factor is {factor!r} and max_position_embeddings / {ORIGINAL} is {max_length} / {parameters[ORIGINAL]} = "
-            f"{ratio:g}; the factor is taken. Correct whichever is wrong"
+            Remark(
+                f"factor is {factor!r} and max_position_embeddings / {ORIGINAL} is {max_length} / {parameters[ORIGINAL]} = "
+                f"{ratio:g}; the factor is taken. Correct whichever is wrong",
+                number=ratio,
+            )
         )

@@ -132,6 +132,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "loss": ("split", "length"),
     "positions": ("length",),
     "retrieval": ("length", "depth", "metric"),
+    "definition": ("length", "metric"),
+    "lm-eval": ("what", "metric"),
     "exact": ("size",),
     "speed": ("what", "length"),
     "memory": ("what", "length"),

@@ -16,8 +16,10 @@ What the kinds add:
     loss       split ("validation" or "test"), length, last: mean loss in nats over the last `last` tokens of windows of
                `length` tokens; mean; documents: {name: [mean, tokens]}. The scored tokens are the same at every length.
     positions  length, edges (n + 1 positions), loss (n): mean loss of the tokens between two edges of a window
-    retrieval  length, depth in [0, 1], metric ("accuracy" in [0, 1], or "nats gained": what knowing the needle saves, for
-               models that were trained on text), value, count
+    retrieval  length, depth in [0, 1], metric ("accuracy" in [0, 1]; "nats gained": what knowing the needle saves, for
+               models that were trained on text; "margin": nats that the least sure token of an answer is ahead), value, count
+    definition length, metric as above, value, count, items: one a question; of `ropewalk extend`, whose `retrieval` has items too
+    lm-eval    what (the task), metric, value, error (None where there is none)
     exact      size (the task's own length), trained (whether training had this size), exact (fraction of answers right as
                a whole), token (fraction of answer tokens right), items: [0 or 1, ...] one an example
     speed      what ("train", "prefill" or "decode"), length, tokens_per_second (median), low, high (quartiles)

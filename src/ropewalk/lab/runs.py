@@ -19,9 +19,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Protocol
 
 from filelock import FileLock, Timeout
+from typing_extensions import TypeVar
 
 from ropewalk.lab.errors import RunError
 from ropewalk.lab.files import sweep, write_bytes, write_json
@@ -29,27 +30,41 @@ from ropewalk.lab.results import Record
 from ropewalk.lab.settings import Settings, differences
 from ropewalk.lab.trial import Finished, Measured
 
+SETTINGS = "settings.json"
+"""What a run was asked to do; without it a folder holds no run."""
 
-class RunFolder:
+
+class Asked(Protocol):
+    """What a run was asked to do."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+
+
+AskedT = TypeVar("AskedT", bound=Asked, default=Settings)
+
+
+class RunFolder(Generic[AskedT]):
     """A folder that is open for writing, as a context manager.
 
     Args:
         path: of the folder; made if it is not there.
-        settings: of the comparison; a folder of other settings is refused.
+        settings: of the comparison, or whatever the run is; a folder of other settings is refused.
+        grows: settings that are lists, to which more may have been added since.
 
     Raises:
         RunError: another process works in it, it holds another comparison, or files that are none of ours.
     """
 
-    def __init__(self, path: str | os.PathLike[str], settings: Settings) -> None:
-        self.path, self.settings = Path(path), settings
+    def __init__(self, path: str | os.PathLike[str], settings: AskedT, *, grows: Sequence[str] = ()) -> None:
+        self.path, self.settings, self.grows = Path(path), settings, tuple(grows)
         self._lock = FileLock(str(self.path / ".lock"))
 
-    def __enter__(self) -> RunFolder:
+    def __enter__(self) -> RunFolder[AskedT]:
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file; --out takes a folder")
         present = set(os.listdir(self.path)) if self.path.exists() else set()
-        if present - {".lock"} and "settings.json" not in present and not _ours(present):
+        if present - {".lock"} and SETTINGS not in present and not _ours(present):
             raise RunError(f"{self.path} holds other files and no run; give --out a new folder")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -79,11 +94,14 @@ class RunFolder:
             ) from error
 
     def _check(self) -> None:
-        file = self.path / "settings.json"
+        file = self.path / SETTINGS
         if not file.exists():
             return
-        there = read_settings(self.path).get("settings", {})
-        if changed := differences(self.settings.as_dict(), there):
+        ours, there = self.settings.as_dict(), dict(read_settings(self.path).get("settings", {}))
+        for name in self.grows:
+            if name in there and set(there[name]) <= set(ours[name]):
+                there[name] = ours[name]
+        if changed := differences(ours, there):
             raise RunError(
                 f"{self.path} holds a run with other settings ({'; '.join(changed)}); give --out another folder, or the "
                 "same settings to go on with it"
@@ -94,7 +112,7 @@ class RunFolder:
     @property
     def is_new(self) -> bool:
         """Whether nothing was begun here."""
-        return not (self.path / "settings.json").exists()
+        return not (self.path / SETTINGS).exists()
 
     @property
     def corpus(self) -> Path:
@@ -103,7 +121,7 @@ class RunFolder:
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Write down what was asked."""
-        write_json(self.path / "settings.json", {"settings": self.settings.as_dict(), **facts})
+        write_json(self.path / SETTINGS, {"settings": self.settings.as_dict(), **facts})
 
     # ---- trials -----------------------------------------------------------------------------------------------
 
@@ -191,7 +209,7 @@ class RunFolder:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the content of ``settings.json``."""
-    file = path / "settings.json"
+    file = path / SETTINGS
     if not file.exists():
         raise RunError(f"{path} is no folder of a run: it has no settings.json")
     return _object(file, ("settings", "workload"), "give --out a new folder")

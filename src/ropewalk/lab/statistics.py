@@ -116,6 +116,23 @@ def difference(a: Iterable[Record], b: Iterable[Record], *, level: float = LEVEL
     return replace(interval, note="; ".join(note for note in notes if note))
 
 
+def proportion(right: int, count: int, *, level: float = LEVEL) -> Interval:
+    """Return how often something was right, with Wilson's interval: also none or all of a few is no certainty.
+
+    Source: Edwin B. Wilson. Probable Inference, the Law of Succession, and Statistical Inference. Journal of the American
+    Statistical Association 22, 1927.
+    """
+    if not 0 <= right <= count or count < 1:
+        raise ConfigError(f"{right} of {count} is no fraction; give 0 ≤ right ≤ count and a count of at least 1")
+    z = student_quantile((1 + level) / 2, 1e9)  # the normal distribution's
+    p, spread = right / count, z * z / count
+    centre = (p + spread / 2) / (1 + spread)
+    half = math.sqrt(spread * (p * (1 - p) + spread / 4)) / (1 + spread)
+    return Interval(
+        p, max(0.0, centre - half), min(1.0, centre + half), 1, count, "one seed: spread between seeds not measured"
+    )
+
+
 def verdict(difference: Interval | None, *, lower_is_better: bool = True) -> str:
     """Say what a difference a − b shows about a.
 

@@ -47,7 +47,7 @@ def spectrum(
 ) -> None:
     """Print the frequencies that a configuration asks for, layer type by layer type."""
     from ropewalk import hf
-    from ropewalk.integrations.transformers.saved import read_config
+    from ropewalk.integrations.transformers.config_file import read_config
 
     made = hf.spectrum(read_config(checkpoint), length=length)
     for layer_type, of in made.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from ropewalk.frequencies import Spectrum
 from ropewalk.integrations.transformers.apply import Change, apply
 from ropewalk.integrations.transformers.attention import NAME
 from ropewalk.integrations.transformers.bridge import Bridge, bridge_of
+from ropewalk.integrations.transformers.config_file import read_config as read_config
 
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -117,18 +117,6 @@ def whole(folder: Path) -> Iterator[Path]:
         made.mkdir()
         yield made
         os.replace(made, folder)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return what the config.json of a folder holds."""
-    file = folder / "config.json" if folder.is_dir() else folder
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
-        raise ConfigError(f"{file} cannot be read ({problem}); give a folder that save_pretrained wrote") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file} holds a {type(values).__name__}; expected a configuration")
-    return values
 
 
 def check_weights(folder: Path) -> None:

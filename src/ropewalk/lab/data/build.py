@@ -16,13 +16,25 @@ from ropewalk.lab.data.corpus import Corpus
 from ropewalk.lab.data.hub import HubData
 from ropewalk.lab.data.readers import NotText, clean, read_file
 from ropewalk.lab.data.sources import File, Source, find
-from ropewalk.lab.data.splits import BY_NAME, BY_RANGE, FRACTIONS, SPLITS, check_fractions, cut, split_of, why_ranges
+from ropewalk.lab.data.splits import (
+    BY_LENGTH,
+    BY_NAME,
+    BY_RANGE,
+    FRACTIONS,
+    SPLITS,
+    check_fractions,
+    cut,
+    split_of,
+    why_ranges,
+)
 from ropewalk.lab.data.tokens import Tokenizer, find_tokenizer
 
 # Work done and work there is, in bytes.
 Progress = Callable[[int, int], None]
 # Name, name within its source, and text of a document.
 Document = tuple[str, str, str]
+# From the tokens (N,) of the documents to their splits (N,), numbers into `SPLITS`.
+Division = Callable[[Tensor], Tensor]
 
 
 def read_corpus(
@@ -31,6 +43,7 @@ def read_corpus(
     text_column: str = "text",
     tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
     fractions: Sequence[float] = FRACTIONS,
+    division: Division | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
     """Read text into a corpus.
@@ -45,6 +58,7 @@ def read_corpus(
         text_column: of the tables and data sets.
         tokenizer: a tokenizer or the path of a tokenizer.json; None: bytes.
         fractions: shares of train, validation and test, see `make_corpus`.
+        division: see `make_corpus`.
         progress: called now and then with the bytes done and the bytes in all.
 
     Raises:
@@ -55,7 +69,14 @@ def read_corpus(
     made = find_tokenizer(tokenizer)
     files, hub, titles = find(sources)
     reading = _Reading(files, hub, text_column, progress)
-    corpus = make_corpus(reading.documents(), tokenizer=made, fractions=fractions, sources=titles, facts=reading.facts)
+    corpus = make_corpus(
+        reading.documents(),
+        tokenizer=made,
+        fractions=fractions,
+        division=division,
+        sources=titles,
+        facts=reading.facts,
+    )
     reading.finish()
     return corpus
 
@@ -65,6 +86,7 @@ def make_corpus(
     *,
     tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
     fractions: Sequence[float] = FRACTIONS,
+    division: Division | None = None,
     sources: Sequence[str] = (),
     facts: dict[str, int] | None = None,
 ) -> Corpus:
@@ -79,6 +101,7 @@ def make_corpus(
         documents: name, key and text of each; the key, which is the name within its source, decides the split.
         tokenizer: None: bytes.
         fractions: shares of train, validation and test.
+        division: divides whole documents by their lengths instead; splits may then be empty.
         sources: what to call the sources in a report.
         facts: counts of what was left out, for a report; more are added.
 
@@ -102,6 +125,10 @@ def make_corpus(
             f"the data holds no text{f' (left out: {left})' if left else ''}; name files, folders or tables of UTF-8 text"
         )
     tokens, offsets, splits = flat.tokens(), torch.tensor(flat.offsets), torch.tensor(numbers, dtype=torch.uint8)
+    if division is not None:
+        splits = division(offsets.diff()).to(torch.uint8)
+        about = {"sources": list(sources), "split": BY_LENGTH, **facts}
+        return Corpus.of(tokens, offsets, tuple(names), splits, made, about)
     how, reason = BY_NAME, why_ranges(offsets.diff(), splits, shares)
     count = len(names)
     if reason is not None:

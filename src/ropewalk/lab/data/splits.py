@@ -16,6 +16,7 @@ SPLITS = ("train", "validation", "test")
 FRACTIONS = (0.8, 0.1, 0.1)
 BY_NAME = "whole documents, by a hash of their names"
 BY_RANGE = "every document cut into contiguous ranges"
+BY_LENGTH = "whole documents, by their lengths"
 
 _FEW = 10  # documents; fewer are cut into ranges
 _LEAST = 0.25  # of the tokens that a split is due; with less, documents are cut into ranges

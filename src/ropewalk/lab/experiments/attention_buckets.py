@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lab.experiments.desk import SHAPE
+from ropewalk.lab.experiments.desk import FULL_NEEDLE, SHAPE
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 if TYPE_CHECKING:
@@ -44,13 +44,7 @@ EXPERIMENT = Experiment(
         Contrast(_BUCKETS, _ROPE, "within", (64,), margin=0.02, decides=False, because="the trained lengths"),
     ),
     seconds=200,
-    full={
-        "task": "needle(needles=4)",
-        "tokens": 20_000_000,
-        "seeds": 5,
-        "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},
-        "lr": 2e-3,
-    },
+    full=FULL_NEEDLE,
     limits="The mean over all places is compared; the paper's point is the worst place. A head of 32 channels and 128 tokens "
     "have few troughs that a base from this range would move.",
 )

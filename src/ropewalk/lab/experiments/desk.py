@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ropewalk.lab.model import Decoder
+    from ropewalk.lab.workloads import Workload
 
 SHAPE = {"hidden_size": 64, "num_layers": 2, "num_heads": 2}
 
@@ -18,5 +22,33 @@ TEXT: dict[str, Any] = {
     "windows": 64,
 }
 FULL_TEXT: dict[str, Any] = {"size": "small", "shape": {}, "tokens": 20_000_000, "windows": 256, "lr": 2e-3, "seeds": 5}
+FULL_NEEDLE: dict[str, Any] = {
+    "task": "needle(needles=4)",
+    "tokens": 20_000_000,
+    "seeds": 5,
+    "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},
+    "lr": 2e-3,
+}
 
 SMALL_MODEL = "models of about 100,000 parameters on bytes of source code, trained for minutes"
+
+
+def tune(model: Decoder, workload: Workload, *, steps: int, lr: float, batch_size: int = 32, seed: int = 0) -> None:
+    """Train a model further, in place, as trials are trained: for what is altered by hand."""
+    from ropewalk.lab.trial import Finished, Spec, run, starting_point
+
+    spec = Spec(
+        "tuned",
+        "",
+        model.config,
+        seed,
+        lr,
+        steps,
+        batch_size,
+        checkpoint_every=steps,
+        validate_every=steps,
+        measure=False,
+    )
+    for event in run(spec, workload, checkpoint=starting_point(model)):
+        if isinstance(event, Finished):
+            model.from_bytes(event.model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lab.experiments.desk import SHAPE
+from ropewalk.lab.experiments.desk import FULL_NEEDLE, SHAPE
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 if TYPE_CHECKING:
@@ -46,13 +46,7 @@ EXPERIMENT = Experiment(
         Contrast(_SCALED, _ROPE, "higher", (128,), decides=False, because="what the stretching does"),
     ),
     seconds=200,
-    full={
-        "task": "needle(needles=4)",
-        "tokens": 20_000_000,
-        "seeds": 5,
-        "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},
-        "lr": 2e-3,
-    },
+    full=FULL_NEEDLE,
     limits="Two layers of two heads: one head of four is a quarter of the model, where the paper treats one to thirty of a "
     "thousand. Heads are denoised by leaving q and k unrotated.",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropewalk.lab.experiments.desk import SMALL_MODEL, TEXT
+from ropewalk.lab.experiments.desk import FULL_TEXT, SMALL_MODEL, TEXT
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 _ROPE, _RECTIFIED = "rope(pairing=half)", "rerope(window=64)"
@@ -32,7 +32,7 @@ EXPERIMENT = Experiment(
         Contrast(_HIERARCHICAL, _ROPE, "within", (128,), margin=0.05, decides=False, because="the trained length"),
     ),
     seconds=150,
-    full={"size": "small", "shape": {}, "tokens": 20_000_000, "windows": 256, "lr": 2e-3, "seeds": 5},
+    full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}. Windows of the text begin anywhere, so segments are every 32 bytes and not functions, which "
     "is one of the paper's ablations; functions are read by `ropewalk extend`.",
 )

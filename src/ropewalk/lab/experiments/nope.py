@@ -5,7 +5,7 @@ from __future__ import annotations
 from ropewalk.lab.experiments.desk import SHAPE
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
-_BEYOND = (16, 20)
+_BEYOND = (8, 10)
 
 EXPERIMENT = Experiment(
     name="nope",
@@ -19,8 +19,8 @@ EXPERIMENT = Experiment(
     settings={
         "task": "copy(alphabet=10)",
         "encodings": ("nope", "rope", "alibi", "t5", "learned"),
-        "train_length": 12,
-        "eval_lengths": (12, *_BEYOND),
+        "train_length": 6,
+        "eval_lengths": (6, *_BEYOND),
         "shape": SHAPE,
         "tokens": 500_000,
         "batch_size": 64,
@@ -34,5 +34,6 @@ EXPERIMENT = Experiment(
     ),
     seconds=240,
     full={"tokens": 6_000_000, "seeds": 5, "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4}},
-    limits="One task of ten, with two layers. The claim is about the mean rank over tasks; single tasks may go either way.",
+    limits="One task of ten, with two layers. The claim is about the mean rank over tasks; single tasks may go either way. "
+    "At twice these sizes nothing copied a whole string after as many steps, and nothing was seen.",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropewalk.lab.experiments.desk import SMALL_MODEL, TEXT
+from ropewalk.lab.experiments.desk import FULL_TEXT, SMALL_MODEL, TEXT
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 _ROPE = "rope(pairing=half)"
@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
         Contrast(_GROUPED, _ROPE, "within", (128,), margin=0.05, decides=False, because="the trained length"),
     ),
     seconds=150,
-    full={"size": "small", "shape": {}, "tokens": 20_000_000, "windows": 256, "lr": 2e-3, "seeds": 5},
+    full=FULL_TEXT,
     limits=f"Seen on {SMALL_MODEL}, whose loss depends little on what is more than a line away: it shows that far keys do no "
     "harm, and hardly that they help.",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropewalk.lab.experiments.desk import SHAPE
+from ropewalk.lab.experiments.desk import FULL_NEEDLE, SHAPE
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 _ROPE, _STRING = "rope(pairing=half)", "string_shifted(shift=43, local=8)"
@@ -35,13 +35,7 @@ EXPERIMENT = Experiment(
         Contrast(_STRING, _ROPE, "within", (64,), margin=0.02, decides=False, because="short contexts"),
     ),
     seconds=150,
-    full={
-        "task": "needle(needles=4)",
-        "tokens": 20_000_000,
-        "seeds": 5,
-        "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},
-        "lr": 2e-3,
-    },
+    full=FULL_NEEDLE,
     limits="Two layers and 128 tokens. Where a model finds everything within its length already, nothing is left to gain; the "
     "paper's models read 128,000 tokens.",
 )

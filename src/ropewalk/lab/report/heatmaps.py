@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ropewalk.lab.measured import Results
 from ropewalk.lab.report.figures import PAPER, figure
 from ropewalk.lab.report.html import Html, element, join
 from ropewalk.lab.results import Record
@@ -15,9 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def retrieval(results: Results, encodings: Iterable[str]) -> Html | None:
-    """One heat-map an encoding, by depth and length, on one scale of colours."""
-    records = results.of("retrieval")
+def retrieval(records: Sequence[Record], encodings: Iterable[str]) -> Html | None:
+    """One heat-map an encoding, by depth and length, on one scale of colours, of the metric of the first record."""
     if not records:
         return None
     from matplotlib import colormaps

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ropewalk.lab.files import write_bytes
 from ropewalk.lab.measured import Results
 from ropewalk.lab.report import heatmaps, numbers, pictures
+from ropewalk.lab.report.document import anchor, document
 from ropewalk.lab.report.figures import Style, Styles, swatch
 from ropewalk.lab.report.html import Html, element, join
 from ropewalk.lab.summary import Board, board, headlines
@@ -19,9 +19,7 @@ from ropewalk.lab.table import columns, notes
 
 REPORT = "report.html"
 
-# A page without scripts and without anything from elsewhere, and the browser holds it to that.
 _ELSEWHERE = ("command", "settings", "task", "workload", "hardware", "versions")  # shown in sections of their own
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def write_report(run_folder: Path, *, rank: int | None = None) -> Path:
@@ -48,65 +46,52 @@ def page(results: Results, *, rank: int | None = None) -> str:
     styles = {name: Style.of(i) for i, name in enumerate(results.encodings)}
     sections = [(title, body) for title, body in _sections(results, summary, styles) if body]
     title = f"Positional encodings on {'text' if results.task == 'text' else f'the task {results.task}'}"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("link", rel="icon", href="data:,"),
-        element("title", title),
-        element("style", Html(files(__package__).joinpath("style.css").read_text(encoding="utf-8"))),
-    )
-    contents = [element("li", element("a", name, href=f"#{_anchor(name)}")) for name, _ in sections]
-    header = element(
-        "header",
-        element("h1", title),
+    intro = [
         element("p", _subtitle(results, summary), class_="soft"),
         _partial(results),
         element("div", [element("p", line) for line in headlines(results, summary)], class_="seen"),
-        element("nav", element("ul", contents), aria_label="Contents"),
-    )
-    main = element(
-        "main",
-        [element("section", element("h2", name), body, id=_anchor(name)) for name, body in sections],
-    )
-    footer = element(
-        "footer", "Made by ropewalk compare from results.jsonl and settings.json, which hold every number."
-    )
-    body = element("body", header, main, footer)
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+    ]
+    made_by = "Made by ropewalk compare from results.jsonl and settings.json, which hold every number."
+    return document(title, intro, sections, made_by)
 
 
 def _sections(results: Results, summary: Board, styles: Styles) -> Iterable[tuple[str, Html | None]]:
     names = list(styles)
-    swatches = [swatch(f"swatch-{i}", styles[name]) for i, name in enumerate(names)]
-
-    def figures(name: str, drawn: list[Html]) -> Html | None:
-        if not drawn:
-            return None
-        # Ids are unique in a page, so every legend has its own.
-        own = [Html(svg.replace("swatch-", f"{name}-swatch-")) for svg in swatches]
-        legend = [element("li", svg, encoding) for svg, encoding in zip(own, names, strict=True)]
-        return join(element("ul", legend, class_="legend"), element("div", drawn, class_="figures"))
 
     exact = summary.metric == "exact"
     by_size = pictures.by_size(results, summary, styles)
     yield "Results", _results(summary)
-    yield "Exact matches by size", figures("exact", by_size + pictures.tokens(results, styles)) if exact else None
+    yield (
+        "Exact matches by size",
+        legend("exact", styles, by_size + pictures.tokens(results, styles)) if exact else None,
+    )
     beyond = pictures.positions(results, summary, styles) + ([] if exact else by_size)
-    yield "Beyond the trained length", figures("beyond", beyond)
-    yield "Retrieval", heatmaps.retrieval(results, names)
-    yield "Speed and memory", figures("costs", pictures.costs(summary, styles))
-    yield "Training", figures("training", pictures.training(results, styles) + pictures.sweeps(results, styles))
+    yield "Beyond the trained length", legend("beyond", styles, beyond)
+    yield "Retrieval", heatmaps.retrieval(results.of("retrieval"), names)
+    yield "Speed and memory", legend("costs", styles, pictures.costs(summary, styles))
+    yield "Training", legend("training", styles, pictures.training(results, styles) + pictures.sweeps(results, styles))
     yield "What was learned", join(numbers.learned(results, styles))
     yield "Fixed numbers", join(numbers.fixed(results, styles))
     yield "Failed trials", _failures(results)
     yield "Refused measurements", _refusals(results)
     yield "Settings", _settings(results)
-    yield "Data" if results.task == "text" else "Task", _facts(results.settings.get("workload"))
+    yield "Data" if results.task == "text" else "Task", facts(results.settings.get("workload"))
     yield "Versions and hardware", _context(results)
     yield "How to read this", _reading(results, summary)
+
+
+def legend(name: str, styles: Styles, drawn: list[Html]) -> Html | None:
+    """Return figures below a legend; None without any.
+
+    Args:
+        name: prefix of the ids in the legend, unique in the page.
+        styles: by encoding.
+        drawn: the figures.
+    """
+    if not drawn:
+        return None
+    items = [element("li", swatch(f"{name}-swatch-{i}", styles[e]), e) for i, e in enumerate(styles)]
+    return join(element("ul", items, class_="legend"), element("div", drawn, class_="figures"))
 
 
 def _subtitle(results: Results, summary: Board) -> str:
@@ -124,7 +109,7 @@ def _partial(results: Results) -> Html | None:
         said.append(f"Partial: not measured yet are {'; '.join(results.missing)}.")
     if results.failures:
         count = len({f["trial"] for f in results.failures})
-        link = element("a", "Reasons", href=f"#{_anchor('Failed trials')}")
+        link = element("a", "Reasons", href=f"#{anchor('Failed trials')}")
         said.append(join(f"{count} {'trial' if count == 1 else 'trials'} failed in part or as a whole. ", link, "."))
     return element("div", [element("p", text) for text in said], class_="partial", role="status") if said else None
 
@@ -137,36 +122,37 @@ def _results(summary: Board) -> Html | None:
         element("th", column.title, scope="col", class_="number" if column.right else None)
         for column in (first, *others)
     ]
-    rows = []
+    lines = []
     for i, name in enumerate(first.cells):
         cells = []
         for column in others:
             text = column.cells[i].strip()
             kind = "number" if column.right else "word"
             cells.append(element("td", text, class_=f"{kind} best" if text.endswith("*") else kind))
-        rows.append(element("tr", element("th", name, scope="row"), cells))
-    table = element("table", element("thead", element("tr", head)), element("tbody", rows))
+        lines.append(element("tr", element("th", name, scope="row"), cells))
+    table = element("table", element("thead", element("tr", head)), element("tbody", lines))
     said = [element("p", line, class_="soft note") for line in notes(summary)]
     return join(element("div", table, class_="scroll", tabindex="0", role="region", aria_label="Results"), said)
 
 
 def _failures(results: Results) -> Html | None:
-    return _rows(("encoding", "trial", "reason"), [(f["encoding"], f["trial"], f["reason"]) for f in results.failures])
+    return rows(("encoding", "trial", "reason"), [(f["encoding"], f["trial"], f["reason"]) for f in results.failures])
 
 
 def _refusals(results: Results) -> Html | None:
-    return _rows(
+    return rows(
         ("encoding", "measurement", "reason"), [(r["encoding"], r["what"], r["reason"]) for r in results.refusals]
     )
 
 
-def _rows(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Html | None:
-    if not rows:
+def rows(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> Html | None:
+    """Return a table of texts; None without any."""
+    if not cells:
         return None
     head = element("thead", element("tr", [element("th", title, scope="col") for title in titles]))
     body = [
         element("tr", element("th", row[0], scope="row"), [element("td", cell, class_="value") for cell in row[1:]])
-        for row in rows
+        for row in cells
     ]
     return element("div", element("table", head, element("tbody", body)), class_="scroll")
 
@@ -177,36 +163,37 @@ def _settings(results: Results) -> Html | None:
     if command:
         shown = element("pre", command if isinstance(command, str) else shlex.join(map(str, command)))
     others = {name: value for name, value in results.settings.items() if name not in _ELSEWHERE}
-    facts = _facts({**results.asked, **others})
-    return join(shown, facts) if shown or facts else None
+    told = facts({**results.asked, **others})
+    return join(shown, told) if shown or told else None
 
 
 def _context(results: Results) -> Html | None:
     """Show what the trials say of where they ran; where they differ, which trials say what."""
     said: dict[str, dict[str, list[str]]] = {}
     if not results.records:
-        return _facts({name: results.settings.get(name, {}) for name in ("versions", "hardware")})
+        return facts({name: results.settings.get(name, {}) for name in ("versions", "hardware")})
     for record in results.records:
         for name, value in _flat(record.get("context") or {}):
             if name.split(".")[0] not in ("settings", "command"):
                 trials = said.setdefault(name, {}).setdefault(value, [])
                 if record["trial"] not in trials:
                     trials.append(record["trial"])
-    facts = {}
+    told = {}
     for name, values in said.items():
         if len(values) == 1:
-            facts[name] = next(iter(values))
+            told[name] = next(iter(values))
         else:
-            facts[name] = "; ".join(f"{value} ({', '.join(trials)})" for value, trials in values.items())
-    return _facts(facts)
+            told[name] = "; ".join(f"{value} ({', '.join(trials)})" for value, trials in values.items())
+    return facts(told)
 
 
-def _facts(values: object) -> Html | None:
-    rows = [
+def facts(values: object) -> Html | None:
+    """Return a table of the leaves of nested objects; None without any."""
+    leaves = [
         element("tr", element("th", name, scope="row"), element("td", value, class_="value"))
         for name, value in _flat(values)
     ]
-    return element("div", element("table", element("tbody", rows)), class_="scroll") if rows else None
+    return element("div", element("table", element("tbody", leaves)), class_="scroll") if leaves else None
 
 
 def _flat(value: object, prefix: str = "") -> list[tuple[str, str]]:
@@ -252,7 +239,3 @@ def _reading(results: Results, summary: Board) -> Html:
             "with positions it was not trained on.",
         )
     return join([element("p", text) for text in said])
-
-
-def _anchor(title: str) -> str:
-    return title.lower().replace(" ", "-")

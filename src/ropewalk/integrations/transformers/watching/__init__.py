@@ -1,0 +1,1 @@
+"""What is watched while texts pass through a model."""

@@ -1,0 +1,41 @@
+"""A sample of the fault-injection suite; benchmarks/verify.py runs all of it."""
+
+import random
+
+import pytest
+from faults import BF16, FAULTS, FP16, FP32, FP64, Port, largest_change, port_of, run, setting
+
+import ropewalk as rw
+
+DTYPES = [FP32, BF16, FP16, FP64]
+
+
+def drawn(seed, dtype, *faults):
+    r = random.Random(seed)
+    for _ in range(300):
+        s = setting(r, dtype)
+        if s.seq < 5 or not all(f.needs(s) for f in faults):
+            continue
+        got, right = run(s, port_of(*faults, setting=s)), run(s, Port())
+        if largest_change(s, got, right) > 200 or "dtype" in {f.part for f in faults}:
+            return s, got
+    raise AssertionError(f"no setting shows {faults}")
+
+
+@pytest.mark.parametrize("number", range(len(FAULTS)), ids=[f.name for f in FAULTS])
+def test_a_fault_is_found_and_named(number):
+    fault = FAULTS[number]
+    allowed = DTYPES if fault.part not in ("precision", "dtype") else [BF16, FP16] if fault.part == "dtype" else [FP32]
+    s, got = drawn(f"sample {number}", allowed[number % len(allowed)], fault)
+    verdict = rw.verify(got, reference=s.config)
+    assert not verdict.same
+    assert verdict.errors[0].cause in fault.causes, str(verdict)
+    assert verdict.errors[0].sentence and verdict.errors[0].fix
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_alarm_for_honest_rounding(dtype):
+    for seed in range(12):
+        s = setting(random.Random(f"honest {seed}"), dtype)
+        verdict = rw.verify(run(s, Port()), reference=s.config)
+        assert verdict.same, str(verdict)
