@@ -91,26 +91,26 @@ def draw_layout(what: LayoutPicture, width: int = 80) -> list[Text]:
                 lines.append(Text(together, style="dim"))
     lines += [Text(), Text("tokens of an example", style="bold")]
     cells = [[_short(float(c)) for c in axis] for axis in what.coordinates.T]
-    wide = max(len(cell) for axis in cells for cell in axis) + 1
+    wide = max(3, *(len(cell) + 1 for axis in cells for cell in axis))  # room for a name above two tokens
     label = max(len(name) for name in what.allocation.names) + 1
     each = max(1, (width - label) // wide)
     kinds = [(kind, i == 0) for kind, n in what.kinds for i in range(n)]
     for start in range(0, len(kinds), each):
         part = range(start, min(start + each, len(kinds)))
-        head = Text(" " * label)
+        titles = Text(" " * label)
         for i in part:
             if kinds[i][1] or i == start:
-                head.append(_title(kinds, i, part.stop, wide), style="dim")
-        lines.append(head)
+                titles.append(_title(kinds, i, part.stop, wide), style="dim")
+        lines.append(titles)
         for axis, name in enumerate(what.allocation.names):
             line = Text(f"{name:<{label}}", style="bold")
             for i in part:
                 line.append(f"{cells[axis][i]:>{wide}}", style=COLOURS[axis % len(COLOURS)])
             lines.append(line)
-    said = f"video of 2 frames, 2 × 3 tokens each; decoding goes on at {_short(what.cursor)} on every axis"
+    caption = f"video of 2 frames, 2 × 3 tokens each; decoding goes on at {_short(what.cursor)} on every axis"
     if what.kinds[1][0] != "video":
-        said = f"grids of 2 × 3 tokens; decoding goes on at {_short(what.cursor)}"
-    return [*lines, Text(said, style="dim")]
+        caption = f"grids of 2 × 3 tokens; decoding goes on at {_short(what.cursor)}"
+    return [*lines, Text(caption, style="dim")]
 
 
 def _letter(allocation: Allocation, axis: int | None) -> tuple[str, str]:

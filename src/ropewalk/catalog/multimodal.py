@@ -117,7 +117,7 @@ RECORDS: tuple[Record, ...] = (
             streamable=True,
             linear_attention=True,
             domain="layout",
-            reduces_to=("partial rope on text alone",),
+            reduces_to=("partial_rope on text alone",),
         ),
         factory="ropewalk.rotary.hope_video:HybridVideoRoPE",
         defaults={"head_dim": 32},

@@ -120,7 +120,7 @@ def _rows(samples: Sample | Sequence[Sample]) -> list[list[Block]]:
 
 
 def _sample(sample: Sample) -> list[Block]:
-    for block in sample:
+    for block in sample if isinstance(sample, Sequence) else (sample,):
         if not isinstance(block, Block):
             raise ConfigError(
                 f"a sample is a list of blocks ({', '.join(c.__name__ for c in (Text, Image, Video, Tiles))}); got a "
@@ -144,8 +144,8 @@ def _build(
     tables, times, places = [], [], []
     offset = 0 if before is None else before.sequence["times"].shape[-1]
     known = 0 if before is None else before.sequence["blocks"].shape[1]
-    for row, (start, block) in zip(rows, starts, strict=True):
-        table, seconds, place = _row(row, start, block, known, offset)
+    for row, (start, begun) in zip(rows, starts, strict=True):
+        table, seconds, place = _row(row, start, begun, known, offset)
         tables.append(table)
         times.append(seconds)
         places.append(place)

@@ -61,7 +61,7 @@ class Scheme(ABC):
 
     def coordinates(self, tokens: Tokens) -> Tensor:
         """Return the coordinates of the tokens of a layout, (b, S, axes) float64."""
-        return tokens.coordinates((self,))  # type: ignore[arg-type]
+        return tokens.coordinates((self,))
 
     def cursor(self, tokens: Tokens) -> Tensor:
         """(b,) the coordinate, the same on every axis, of the token that decoding continues with."""

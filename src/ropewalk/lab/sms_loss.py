@@ -48,8 +48,8 @@ class SMSLoss(nn.Module):
         n = text.shape[0]
         if text.ndim != 2 or text.shape != video.shape or relevance.shape != (n, n) or n < 2:
             raise ShapeError(
-                f"texts {tuple(text.shape)}, videos {tuple(video.shape)} and relevance {tuple(relevance.shape)}: expected (n, d), "
-                "(n, d) and (n, n) with n of 2 or more"
+                f"texts {tuple(text.shape)}, videos {tuple(video.shape)} and relevance {tuple(relevance.shape)}: expected "
+                "(n, d), (n, d) and (n, n) with n of 2 or more"
             )
         if weight is not None and weight.shape != (n,):
             raise ShapeError(f"weight has shape {tuple(weight.shape)}; expected ({n},)")
