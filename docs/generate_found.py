@@ -67,11 +67,19 @@ def entry(what: dict[str, Any]) -> str:
         *[f"- Measured: {sentence(c, what['metric'])}: {c['judgement']}." for c in decided],
         *([f"- Cannot show here: {what['out_of_reach']}."] if what["out_of_reach"] else []),
         f"- Limits: {what['limits']}",
-        f"- `{what['command']}`, {len(what['seeds'])} seeds, {what['seconds']:.0f} s on {where['threads']} threads of "
-        f"{where['gpu'] or where['cpu']}, ropewalk {what['versions']['ropewalk']}",
+        f"- `{what['command']}`, {len(what['seeds'])} seeds, {what['seconds']:.0f} s {on(where)}, "
+        f"ropewalk {what['versions']['ropewalk']}",
         "",
     ]
     return "\n".join(lines)
+
+
+def on(where: dict[str, Any]) -> str:
+    """Name the machine, and how much of it was used."""
+    machine = where["gpu"] or where["cpu"]
+    if (where.get("trials_at_once") or 1) > 1:
+        return f"with {where['trials_at_once']} trials at once on {where['cores']} cores of {machine}"
+    return f"on {where['threads']} thread{'' if where['threads'] == 1 else 's'} of {machine}"
 
 
 def digest(what: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from ropewalk.lab.experiments.verdict import BEYOND, FAILS, HOLDS, UNSEEN, judge
 from ropewalk.lab.measured import Results
 from ropewalk.lab.model import Decoder, expand_layers, load, with_encodings
 from ropewalk.lab.settings import Settings
-from ropewalk.lab.statistics import student_quantile
+from ropewalk.lab.student import student_quantile
 from ropewalk.lab.tasks import PLACED, task
 from ropewalk.lab.tasks.task import stream
 from ropewalk.lab.trial import Measured, Spec, run, starting_point
@@ -587,7 +587,9 @@ def only_try(monkeypatch, performed):
     for module in (reproduce_command,):
         monkeypatch.setattr(module, "experiment", lambda name: TRY)
         monkeypatch.setattr(module, "experiments", lambda: iter([TRY]))
-    monkeypatch.setattr("ropewalk.lab.local.LocalRunner", lambda folder, settings, device: Here(folder, settings))
+    monkeypatch.setattr(
+        "ropewalk.lab.local.LocalRunner", lambda folder, settings, device, at_once: Here(folder, settings)
+    )
     return performed
 
 
@@ -603,7 +605,8 @@ def test_reproduce_writes_evidence_and_a_report_and_evidence_shows_it(only_try, 
     assert said.exit_code == 0 and f"try: {found['verdict']}" in said.output and (folder / "report.html").exists()
     assert found["command"] == "ropewalk reproduce try"
     report = (folder / "report.html").read_text()
-    assert TRY.claim in report and found["verdict"] in report
+    assert f"<h1>try: {found['verdict']}</h1>" in report
+    assert report.index(TRY.claim) < report.index(TRY.expected) < report.index(TRY.limits) < report.index("<nav")
     table = invoke("evidence", "--evidence", tmp_path / "evidence")
     assert found["verdict"] in table.output and rw.__version__ in table.output
     shown = json.loads(invoke("evidence", "--evidence", tmp_path / "evidence", "--json").stdout)

@@ -9,7 +9,8 @@ import torch
 from ropewalk.core.errors import ConfigError
 from ropewalk.lab import statistics
 from ropewalk.lab.results import MeasurementError
-from ropewalk.lab.statistics import difference, incomplete_beta, mean, student_quantile, verdict
+from ropewalk.lab.statistics import difference, mean, verdict
+from ropewalk.lab.student import incomplete_beta, student_quantile
 
 
 def losses(table, weights=None, encoding="a", length=64, first_seed=0):

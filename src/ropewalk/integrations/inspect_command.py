@@ -86,6 +86,7 @@ def _config(path: Path) -> tuple[dict[str, Any], bool]:
     """Return the configuration that a path names, and whether it is that of a GGUF file."""
     from ropewalk.integrations.gguf_config import gguf_config
     from ropewalk.integrations.transformers.config_file import read_config
+    from ropewalk.integrations.transformers.gguf import MAGIC
 
     if not path.exists():
         raise ConfigError(f"{path} does not exist; give a config.json, a folder with one, or a .gguf file")
@@ -96,7 +97,7 @@ def _config(path: Path) -> tuple[dict[str, Any], bool]:
             return gguf_config(path), True
         raise ConfigError(f"{path} holds no config.json and no .gguf file")
     with path.open("rb") as opened:
-        is_gguf = opened.read(4) == b"GGUF"
+        is_gguf = opened.read(len(MAGIC)) == MAGIC
     return (gguf_config(path), True) if is_gguf or path.suffix == ".gguf" else (read_config(path), False)
 
 

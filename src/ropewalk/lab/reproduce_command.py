@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -40,6 +41,7 @@ class Request:
     out: Path
     device: str | None
     ray: str | None
+    at_once: int | None
     evidence: Path
     quiet: bool
 
@@ -88,6 +90,13 @@ def reproduce(
             help="Run trials on a Ray cluster: its address, auto, or local for this machine.", rich_help_panel=RUNNING
         ),
     ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            help="Trials at the same time on this machine. Default: one a core, up to 8; one on a GPU.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = None,
     evidence: Annotated[
         Path, typer.Option("--evidence", help="Folder of the evidence.", rich_help_panel=RUNNING)
     ] = FOLDER,
@@ -112,7 +121,9 @@ def reproduce(
         raise ConfigError("--again and --budget go with --all")
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds is a whole number, at least 1; got {seeds}")
-    request = Request(full, seeds, tokens, model, out, device, ray, evidence, quiet or as_json)
+    if ray is not None and at_once is not None:
+        raise ConfigError("--at-once is for this machine; Ray places trials itself")
+    request = Request(full, seeds, tokens, model, out, device, ray, at_once, evidence, quiet or as_json)
     queue = list(_waiting(evidence, again)) if all_ else [experiment(name) for name in names or ()]
     found, failed, left = _run(queue, request, None if budget is None else seconds_of(budget), as_json)
     if as_json:
@@ -219,8 +230,8 @@ def _reproduce(one: Experiment, request: Request) -> Evidence | None:
         from ropewalk.lab.local import LocalRunner
         from ropewalk.lab.place import pick_device
 
-        pick_device(request.device)  # a device that is not there is no matter of a trial
-        return LocalRunner(folder, settings, request.device)
+        found = pick_device(request.device)  # a device that is not there is no matter of a trial
+        return LocalRunner(folder, settings, request.device, at_once=_at_once(request.at_once, found.type))
 
     watchers: list[Watcher] = [] if request.quiet else [Bars()]
     command = one.command(full=request.full, seeds=request.seeds)
@@ -241,13 +252,20 @@ def _reproduce(one: Experiment, request: Request) -> Evidence | None:
     if done.failed:
         return None
     results = Results.read(done.folder)
-    what = written.gather(one, results, command=command, commit=_commit(), seconds=done.seconds)
+    what = written.gather(one, results, command=command, commit=_commit(), seconds=done.seconds, at_once=done.at_once)
     if request.as_written:
         written.write(what, request.evidence)
     said = [f"{sentence(c, what['metric'])}: {c['judgement']}" for c in what["contrasts"]]
     conclude(done, {"verdict": what["verdict"], "measured": said, "limits": one.limits})
     write_report(done.folder)
     return what
+
+
+def _at_once(asked: int | None, device: str) -> int:
+    """Return how many trials run at the same time: models of a desk leave most of a second core idle."""
+    if asked is not None:
+        return asked
+    return min(os.cpu_count() or 1, 8) if device == "cpu" else 1
 
 
 def _waiting(folder: Path, again: bool) -> Iterable[Experiment]:

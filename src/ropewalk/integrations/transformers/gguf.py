@@ -49,12 +49,7 @@ def load_gguf(path: str | Path, **options: Any) -> tuple[Any, Any]:
             is missing.
     """
     file = find_gguf(path)
-    try:
-        import gguf as _gguf  # noqa: F401
-    except ImportError as problem:
-        raise ConfigError(
-            f"{file.name} is a GGUF file, which needs the package gguf ({problem}): pip install 'ropewalk[extend]'"
-        ) from None
+    _package(file)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -93,15 +88,21 @@ def find_gguf(path: str | Path) -> Path:
 def quantisation(path: str | Path) -> str:
     """Say how the weights of a GGUF file are kept, for people: "4-bit (Q4_K_M)"."""
     file = find_gguf(path)
+    package = _package(file)
     try:
-        from gguf import GGUFReader
-    except ImportError as problem:
-        raise ConfigError(
-            f"{file.name} is a GGUF file, which needs the package gguf ({problem}): pip install 'ropewalk[extend]'"
-        ) from None
-    try:
-        field = GGUFReader(file).get_field("general.file_type")
+        field = package.GGUFReader(file).get_field("general.file_type")
         number = None if field is None else int(field.contents())
     except (ValueError, KeyError, IndexError, OSError, struct.error) as problem:
         raise ConfigError(f"{file} cannot be read as GGUF ({type(problem).__name__}: {problem})") from problem
     return "not said" if number is None else QUANTISED.get(number, f"file type {number}")
+
+
+def _package(file: Path) -> Any:
+    """Return the package that reads such files."""
+    try:
+        import gguf
+    except ImportError as problem:
+        raise ConfigError(
+            f"{file.name} is a GGUF file, which needs the package gguf ({problem}): pip install 'ropewalk[extend]'"
+        ) from None
+    return gguf

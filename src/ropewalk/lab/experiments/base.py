@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropewalk.lab.experiments.desk import FULL_NEEDLE, SHAPE
+from ropewalk.lab.experiments.desk import FULL_NEEDLE, NEEDLE
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 _SMALL, _MIDDLE, _LARGE = "rope(base=3)", "rope(base=50)", "rope(base=10000)"
@@ -18,14 +18,10 @@ EXPERIMENT = Experiment(
     expected="Models trained on haystacks up to 128 find more needles at 128 with base 10,000, above the bound of that length, "
     "than with base 3, far below it.",
     settings={
-        "task": "needle(needles=4)",
+        **NEEDLE,
         "encodings": (_SMALL, _MIDDLE, _LARGE),
         "train_length": 128,
         "eval_lengths": (32, 128),
-        "shape": SHAPE,
-        "tokens": 1_000_000,
-        "batch_size": 32,
-        "lr": 3e-3,
         "windows": 256,
     },
     contrasts=(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ropewalk.core.errors import RopewalkError
 from ropewalk.lab.experiments.experiment import LEAST_SEEDS, Contrast, Experiment
 from ropewalk.lab.experiments.verdict import judge, verdict
+from ropewalk.lab.student import LEVEL, student_quantile
 
 if TYPE_CHECKING:
     from ropewalk.lab.measured import Results
@@ -64,7 +65,15 @@ class EvidenceError(RopewalkError, ValueError):
     """A file of evidence that does not say what its numbers say, or a run that gives none."""
 
 
-def gather(experiment: Experiment, results: Results, *, command: str, commit: str | None, seconds: float) -> Evidence:
+def gather(
+    experiment: Experiment,
+    results: Results,
+    *,
+    command: str,
+    commit: str | None,
+    seconds: float,
+    at_once: int | None = None,
+) -> Evidence:
     """Compare what a run measured, and let the rule say what it shows.
 
     Raises:
@@ -86,7 +95,7 @@ def gather(experiment: Experiment, results: Results, *, command: str, commit: st
         "command": command,
         "commit": commit,
         "versions": dict(results.settings["versions"]),
-        "hardware": dict(results.settings["hardware"]),
+        "hardware": {**results.settings["hardware"], "trials_at_once": at_once},
         "data": results.settings["workload"].get("digest"),
         "settings": dict(results.asked),
         "metric": results.metric,
@@ -192,8 +201,6 @@ def _measure(contrast: Contrast, results: Results) -> dict[str, Any]:
 def _check_contrast(
     contrast: Mapping[str, Any], values: Mapping[tuple[str, int, int], float], seeds: Sequence[int], name: str
 ) -> None:
-    from ropewalk.lab.statistics import LEVEL, student_quantile
-
     where = f"evidence of {name}, {contrast.get('ours')} − {contrast.get('other')}"
     _typed(contrast, _CONTRAST, where)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lab.experiments.desk import FULL_NEEDLE, SHAPE
+from ropewalk.lab.experiments.desk import FULL_NEEDLE, NEEDLE
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 if TYPE_CHECKING:
@@ -24,17 +24,7 @@ EXPERIMENT = Experiment(
     "in Self-Attention Modules are the Key to Contextual Knowledge Understanding. arXiv 2502.01563, 2025",
     expected="Models trained to find needles find fewer with the two largest of 32 channels of q and k disrupted than with the "
     "two smallest.",
-    settings={
-        "task": "needle(needles=4)",
-        "encodings": (_ROPE,),
-        "train_length": 64,
-        "eval_lengths": (32, 64),
-        "shape": SHAPE,
-        "tokens": 1_000_000,
-        "batch_size": 32,
-        "lr": 3e-3,
-        "windows": 512,
-    },
+    settings={**NEEDLE, "encodings": (_ROPE,)},
     altered={
         _LARGEST: (_ROPE, f"{__name__}:disrupt_largest"),
         _SMALLEST: (_ROPE, f"{__name__}:disrupt_smallest"),

@@ -28,11 +28,19 @@ MakeRunner = Callable[[Path, Settings], Runner]
 
 @dataclass(frozen=True, slots=True)
 class Performed:
-    """What a run of an experiment left: its folder, the seconds it took in all its sessions, and failed trials."""
+    """What a run of an experiment left.
+
+    Attributes:
+        folder: of the run.
+        seconds: that it took in all its sessions.
+        failed: trials, with reasons.
+        at_once: trials that ran at the same time; None where somebody else placed them.
+    """
 
     folder: Path
     seconds: float
     failed: dict[str, str]
+    at_once: int | None = None
 
 
 def perform(
@@ -79,11 +87,13 @@ def perform(
     settings = resolved(settings)
     with RunFolder(folder, settings) as run:
         try:
-            facts = {"claim": experiment.claim, "source": experiment.source, "expected": experiment.expected}
+            facts = {name: getattr(experiment, name) for name in ("claim", "source", "expected")}
+            facts["experiment"] = experiment.name
             facts["reference"] = experiment.contrasts[0].other
             workload, told = prepare(run, command, facts)
             stage = _Stage(experiment, run, workload, earlier, given)
-            driver = Starting(run, make(run.path, settings), watcher, context(settings, told, command), stage.start)
+            runs = make(run.path, settings)
+            driver = Starting(run, runs, watcher, context(settings, told, command), stage.start)
             driver.drive(stage.trained(), retry=True)
             if experiment.drop_in and not driver.failed:
                 driver.drive(stage.dropped_in(), retry=True)
@@ -92,7 +102,7 @@ def perform(
                 run.drop_checkpoints()
         finally:
             spent = _add(run.path / SPENT, started, time.perf_counter() - clock)
-    return Performed(run.path, spent, driver.failed)
+    return Performed(run.path, spent, driver.failed, getattr(runs, "at_once", None))
 
 
 def conclude(performed: Performed, facts: Mapping[str, Any]) -> None:

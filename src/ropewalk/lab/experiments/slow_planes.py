@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ropewalk.lab.experiments.desk import FULL_NEEDLE, SHAPE
+from ropewalk.lab.experiments.desk import FULL_NEEDLE, NEEDLE
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 if TYPE_CHECKING:
@@ -25,17 +25,7 @@ EXPERIMENT = Experiment(
     "Attention Heads for Long-Distance Retrieval. arXiv 2502.11276, 2025",
     expected="Models trained to find needles in haystacks up to 64 find fewer at 64 without their slowest quarter of planes than "
     "without their fastest.",
-    settings={
-        "task": "needle(needles=4)",
-        "encodings": (_ROPE,),
-        "train_length": 64,
-        "eval_lengths": (32, 64),
-        "shape": SHAPE,
-        "tokens": 1_000_000,
-        "batch_size": 32,
-        "lr": 3e-3,
-        "windows": 512,
-    },
+    settings={**NEEDLE, "encodings": (_ROPE,)},
     altered={
         _SLOW: (_ROPE, f"{__name__}:drop_slow"),
         _FAST: (_ROPE, f"{__name__}:drop_fast"),

@@ -19,7 +19,9 @@ from ropewalk.lab.table import columns, notes
 
 REPORT = "report.html"
 
-_ELSEWHERE = ("command", "settings", "task", "workload", "hardware", "versions")  # shown in sections of their own
+# Shown in sections of their own.
+_ELSEWHERE = ("command", "settings", "task", "workload", "hardware", "versions")
+_ABOVE = ("experiment", "claim", "source", "expected", "measured", "verdict", "limits")
 
 
 def write_report(run_folder: Path, *, rank: int | None = None) -> Path:
@@ -46,13 +48,28 @@ def page(results: Results, *, rank: int | None = None) -> str:
     styles = {name: Style.of(i) for i, name in enumerate(results.encodings)}
     sections = [(title, body) for title, body in _sections(results, summary, styles) if body]
     title = f"Positional encodings on {'text' if results.task == 'text' else f'the task {results.task}'}"
+    experiment = results.settings.get("experiment")
     intro = [
         element("p", _subtitle(results, summary), class_="soft"),
         _partial(results),
         element("div", [element("p", line) for line in headlines(results, summary)], class_="seen"),
     ]
-    made_by = "Made by ropewalk compare from results.jsonl and settings.json, which hold every number."
+    if experiment is not None:
+        title = f"{experiment}: {results.settings.get('verdict', 'not measured to the end')}"
+        intro.insert(0, _claim(results.settings))
+    command = "compare" if experiment is None else "reproduce"
+    made_by = f"Made by ropewalk {command} from results.jsonl and settings.json, which hold every number."
     return document(title, intro, sections, made_by)
+
+
+def _claim(said: Mapping[str, Any]) -> Html:
+    """Show what a paper claims, what was expected of it here before the run, and what came out."""
+    terms = [element("dt", "Claim"), element("dd", said["claim"]), element("dd", said["source"], class_="soft")]
+    terms += [element("dt", "Expected"), element("dd", said["expected"])]
+    if "measured" in said:
+        terms += [element("dt", "Measured"), *(element("dd", line) for line in said["measured"])]
+        terms += [element("dt", "Limits"), element("dd", said["limits"])]
+    return element("dl", terms, class_="claim")
 
 
 def _sections(results: Results, summary: Board, styles: Styles) -> Iterable[tuple[str, Html | None]]:
@@ -162,7 +179,7 @@ def _settings(results: Results) -> Html | None:
     shown = None
     if command:
         shown = element("pre", command if isinstance(command, str) else shlex.join(map(str, command)))
-    others = {name: value for name, value in results.settings.items() if name not in _ELSEWHERE}
+    others = {name: value for name, value in results.settings.items() if name not in (*_ELSEWHERE, *_ABOVE)}
     told = facts({**results.asked, **others})
     return join(shown, told) if shown or told else None
 
