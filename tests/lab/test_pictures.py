@@ -1,4 +1,4 @@
-"""Questions about pictures, and pictures to edit: what is asked, where its tokens are."""
+"""Questions about pictures, pictures to edit, tiles and clips: what is asked, where its tokens are."""
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from ropewalk.lab.tasks import task
 from ropewalk.lab.tasks.examples import ASK
 from ropewalk.rotary.modality_rope import ModalityIds
 from ropewalk.rotary.mrope import MRoPEIds
+from ropewalk.rotary.rope_dhr import ThumbnailIds
 
 
 @pytest.mark.parametrize("question", ["place", "below", "presence"])
@@ -70,6 +71,32 @@ def test_a_model_that_reads_pictures_to_edit_does_not_see_the_answer():
     assert torch.isfinite(model(batch.tokens, batch.where())).all()
 
 
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_the_needle_is_in_one_tile_and_the_thumbnail_shows_every_second_cell(size):
+    made = task("tiles_needle", rows=4, columns=2)
+    batch = made.eval_batch(size, 64, seed=0)
+    assert batch.tokens.shape[1] == made.length(size)
+    assert batch.targets[:, -1:].tolist() == [made.solve(tokens.tolist()) for tokens in batch.tokens]
+    tiles, thumbnail = batch.tokens[:, 1:33].view(64, 2, 2, 4, 2), batch.tokens[:, 33:41].view(64, 4, 2)
+    whole = tiles.permute(0, 1, 3, 2, 4).reshape(64, 8, 4)
+    colours = whole[:, ::2, ::2] < made.value
+    assert (thumbnail < made.value).all() and torch.equal(thumbnail[colours], whole[:, ::2, ::2][colours])
+    counted = ThumbnailIds().coordinates(batch.where().query)[:, -1]
+    assert (counted == 8 + size + 2).all()  # an image takes as many positions as its thumbnail
+
+
+@pytest.mark.parametrize("size", [2, 3, 9])
+def test_a_cell_walks_round_the_edges(size):
+    made = task("motion", rows=3, columns=5)
+    batch = made.eval_batch(size, 200, seed=0)
+    assert batch.targets[:, -1:].tolist() == [made.solve(tokens.tolist()) for tokens in batch.tokens]
+    assert len(set(batch.targets[:, -1].tolist())) == 4
+    assert (batch.tokens == made.symbols.index("#")).sum() == 200 * size
+    assert batch.positions[0, [0, 1, 5, 6, 16, -1]].tolist() == [
+        [0, 0, 0], [1, 1, 1], [1, 1, 5], [1, 2, 1], [2, 1, 1], [0, 0, 0],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "options", "size", "message"),
     [
@@ -78,6 +105,8 @@ def test_a_model_that_reads_pictures_to_edit_does_not_see_the_answer():
         ("picture_question", {"colours": 1}, 2, "from 2"),
         ("picture_question", {}, 10, "rows from 2 to 9"),
         ("picture_edit", {}, 1, "rows from 2"),
+        ("tiles_needle", {"rows": 3}, 2, "even numbers; got 3 x 2"),
+        ("motion", {"rows": 0}, 2, "rows"),
     ],
 )
 def test_options_that_cannot_be(name, options, size, message):

@@ -63,8 +63,8 @@ class Workload(ABC):
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Return the domains whose encodings can work on it."""
-        return tuple(dict.fromkeys(("sequence", self.domain)))
+        """Return the domains whose encodings can work on it; a clip is a grid with time for its first axis."""
+        return tuple(dict.fromkeys(("sequence", self.domain, *(("grid",) if self.domain == "clip" else ()))))
 
     @abstractmethod
     def batch(self, step: int, size: int, seed: int) -> Batch:
@@ -330,7 +330,7 @@ def seen_by(workload: Workload, encodings: Sequence[str]) -> Workload:
     domains = {record.traits.domain for name in encodings for record in parse(name).records()}
     if "segments" in domains and isinstance(workload, Text):
         return Seen(workload, partial(in_lines, closing=workload.line_ends()))
-    if workload.domain == "sequence" or workload.domain in domains:
+    if workload.domain == "sequence" or domains & ({*workload.domains} - {"sequence"}):
         return workload
     return Seen(workload, Batch.in_order)
 

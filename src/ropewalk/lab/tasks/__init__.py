@@ -55,6 +55,8 @@ PLACED: dict[str, str] = {
     "video_needle": "ropewalk.lab.tasks.video_needle:VideoNeedle",
     "picture_question": "ropewalk.lab.tasks.picture_question:PictureQuestion",
     "picture_edit": "ropewalk.lab.tasks.picture_edit:PictureEdit",
+    "tiles_needle": "ropewalk.lab.tasks.tiles_needle:TilesNeedle",
+    "motion": "ropewalk.lab.tasks.motion:Motion",
 }
 
 
