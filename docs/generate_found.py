@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,9 @@ def draw(what: dict[str, Any], file: Path) -> None:
     contrasts = what["contrasts"][::-1]
     unit = 100.0 if what["metric"] == "exact" else 1.0
     with rc_context({"svg.hashsalt": what["experiment"], "svg.fonttype": "none", "font.size": 8}):
-        figure = Figure(figsize=(6.4, 0.7 + 0.34 * len(contrasts)), layout="constrained")
+        names = [label(c) for c in contrasts]
+        lines = sum(max(2, name.count("\n") + 1) for name in names)
+        figure = Figure(figsize=(6.4, 0.7 + 0.17 * lines), layout="constrained")
         axes = figure.add_subplot()
         axes.axvline(0, color="#9ca3af", linewidth=0.8)
         for row, c in enumerate(contrasts):
@@ -110,7 +113,7 @@ def draw(what: dict[str, Any], file: Path) -> None:
             axes.plot(
                 [c["mean"] * unit], [row], "o", color=ink, markersize=5, fillstyle="full" if c["decides"] else "none"
             )
-        axes.set_yticks(range(len(contrasts)), [label(c) for c in contrasts])
+        axes.set_yticks(range(len(contrasts)), names)
         axes.set_ylim(-0.6, len(contrasts) - 0.4)
         axes.set_xlabel(
             "difference in points (higher is better)" if unit == 100 else "difference in nats (lower is better)"
@@ -121,8 +124,9 @@ def draw(what: dict[str, Any], file: Path) -> None:
 
 
 def label(contrast: dict[str, Any]) -> str:
-    """Name a difference."""
-    return f"{contrast['ours']} − {contrast['other']}, {', '.join(map(str, contrast['sizes']))}"
+    """Name a difference; long names are cut into lines, so that the picture has room."""
+    text = f"{contrast['ours']} − {contrast['other']}, {', '.join(map(str, contrast['sizes']))}"
+    return "\n".join(textwrap.wrap(text, 44, break_long_words=False, break_on_hyphens=False))
 
 
 def stale(found: dict[str, dict[str, Any]]) -> list[str]:

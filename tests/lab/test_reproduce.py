@@ -1,14 +1,16 @@
 """`ropewalk reproduce`: the rule, the experiments as they are written, and one of them run from end to end."""
 
+import gc
 import json
 import math
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
-from small import Here
+from small import Here, texts
 from typer.testing import CliRunner
 
 import ropewalk as rw
@@ -174,11 +176,41 @@ def test_a_step_of_every_encoding_can_be_trained(one):
         assert all(math.isfinite(v) for v in curve["loss"])
 
 
+ALTERED = [(one, name) for one in ALL for name in one.altered]
+
+
+@pytest.mark.parametrize(("one", "name"), ALTERED, ids=[f"{one.name}: {name}" for one, name in ALTERED])
+def test_what_is_altered_by_hand_stays_altered(one, name, tmp_path):
+    """Or the model would be measured as it was, and a difference of exactly 0 would look like a finding."""
+    settings = resolved(replace(one.asked(), seeds=1))
+    corpus = None
+    if settings.task == "text":
+        short = {"train_length": 32, "eval_lengths": (32, 64), "windows": 4}
+        settings = resolved(replace(settings, data=(texts(tmp_path / "texts"),), **short))
+        corpus = corpus_of(settings)
+    of, path = one.altered[name]
+    workload = make_workload(settings, corpus)
+    model = Decoder(with_encodings(shape_of(settings, workload), expand_layers(of)))
+    batch = workload.batch(0, 2, 0)
+    before = model(batch.tokens, batch.where()).detach()
+    module, _, function = path.partition(":")
+    getattr(import_module(module), function)(model, workload)
+    gc.collect()  # what was put into the model and is held by nobody is gone now
+    assert not torch.allclose(model(batch.tokens, batch.where()), before, atol=1e-4)
+
+
 WRONG = [
     ({"settings": {"encodings": ("rope", "nope"), "eval_lengths": (8,), "seeds": 2}}, "at least 3 seeds"),
     ({"contrasts": (Contrast("rope", "nope", "lower", (8,), decides=False),)}, "no contrast decides"),
     ({"contrasts": (Contrast("rope", "alibi", "lower", (8,)),)}, "'alibi' is compared"),
     ({"contrasts": (Contrast("rope", "nope", "lower", (9,)),)}, "not all in eval_lengths"),
+    (
+        {
+            "settings": {"encodings": ("rope", "nope"), "eval_lengths": (8, 9), "task": "text"},
+            "contrasts": (Contrast("rope", "nope", "lower", (8, 9)),),
+        },
+        "do not make a mean",
+    ),
     ({"drop_in": {"xpos": "alibi"}}, "which nobody trains"),
     ({"altered": {"xpos": ("alibi", "a:b")}}, "there are none"),
     ({"before": {"encodings": ("rope",)}}, "belong together"),

@@ -71,6 +71,7 @@ _NAMES = (
 
 EXPERIMENTS: dict[str, str] = {
     **{name: f"ropewalk.lab.experiments.{name}:EXPERIMENT" for name in _NAMES},
+    "pope_indirect_indexing": "ropewalk.lab.experiments.pope:INDEXING",
     "randomized_odds_first": "ropewalk.lab.experiments.randomized:ODDS_FIRST",
     "randomized_reverse": "ropewalk.lab.experiments.randomized:REVERSE",
 }

@@ -32,7 +32,7 @@ EXPERIMENT = Experiment(
     contrasts=(
         Contrast(_SOFT, _ROPE, "lower", (512,)),
         Contrast(_SOFT, _HARD, "lower", (512,), decides=False, because="against stopping them at once"),
-        Contrast(_SOFT, _ROPE, "within", (128, 256), margin=0.02, decides=False, because="within the tuned length"),
+        Contrast(_SOFT, _ROPE, "within", (256,), margin=0.02, decides=False, because="within the tuned length"),
     ),
     seconds=220,
     full={"tokens": 2_000_000, "seeds": 5, "windows": 512},

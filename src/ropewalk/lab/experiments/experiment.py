@@ -70,7 +70,7 @@ class Experiment:
         full: settings that differ in the longer form.
         drop_in: encodings that are not trained but put into the trained models of another: ``{new: trained}``.
         altered: trained models that are changed by hand and measured once more: ``{name: (encoding, "module:function")}``;
-            the function takes a model and changes it in place.
+            the function takes a model and what it is measured on, and changes the model in place.
         before: settings of an earlier stage of training, whose models this one goes on with.
         start: which model of the earlier stage each encoding goes on with.
         limits: what a desk cannot show of the claim.
@@ -106,6 +106,8 @@ class Experiment:
                     raise ConfigError(f"{self.name}: {encoding!r} is compared and not among {sorted(measured)}")
             if not set(contrast.sizes) <= set(self.settings["eval_lengths"]):
                 raise ConfigError(f"{self.name}: {contrast.sizes} are compared and not all in eval_lengths")
+            if self.settings.get("task", "text") == "text" and len(contrast.sizes) > 1:
+                raise ConfigError(f"{self.name}: losses at {contrast.sizes} do not make a mean; compare one length")
         for new, of in self.drop_in.items():
             if of not in self.settings["encodings"]:
                 raise ConfigError(f"{self.name}: {new!r} is put into models of {of!r}, which nobody trains")

@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ropewalk.core.errors import ConfigError
 from ropewalk.lab.compare import Driver, Job, Runner, Watcher, compare, context, file_name, plan, prepare, shape_of
 from ropewalk.lab.experiments.experiment import Experiment
@@ -171,8 +173,10 @@ class _Stage:
                 trial = replace(spec, name=f"{file_name(name)}-s{spec.seed}", encoding=name)
                 if spec.encoding == of and self.run.outcome(trial.name) is None:
                     model = load(self.run.path / "models" / spec.name)
-                    _function(path)(model)
-                    records = list(scores(model, seen_by(self.workload, spec.model.encodings)))
+                    workload = seen_by(self.workload, spec.model.encodings)
+                    torch.manual_seed(spec.seed)
+                    _function(path)(model, workload)
+                    records = list(scores(model, workload))
                     self.run.finish(trial.name, driver.complete(trial, records), None)
 
     def start(self, spec: Spec) -> bytes | None:
@@ -202,9 +206,9 @@ def _given(experiment: Experiment, path: Path) -> Decoder:
     return load(path)
 
 
-def _function(path: str) -> Callable[[Decoder], None]:
+def _function(path: str) -> Callable[[Decoder, Workload], None]:
     module, _, name = path.partition(":")
-    found: Callable[[Decoder], None] = getattr(import_module(module), name)
+    found: Callable[[Decoder, Workload], None] = getattr(import_module(module), name)
     return found
 
 

@@ -9,6 +9,7 @@ from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 if TYPE_CHECKING:
     from ropewalk.lab.model import Decoder
+    from ropewalk.lab.workloads import Workload
 
 _ROPE = "rope(pairing=half)"
 _REAL, _IMAGINARY = "rope_pp, noise on real heads", "rope_pp, noise on imaginary heads"
@@ -39,12 +40,12 @@ EXPERIMENT = Experiment(
 )
 
 
-def noise_on_real_heads(model: Decoder) -> None:
+def noise_on_real_heads(model: Decoder, workload: Workload) -> None:
     """Add noise to the queries of the real heads."""
     _disturb(model, 0)
 
 
-def noise_on_imaginary_heads(model: Decoder) -> None:
+def noise_on_imaginary_heads(model: Decoder, workload: Workload) -> None:
     """Add noise to the queries of the imaginary heads."""
     _disturb(model, 1)
 
