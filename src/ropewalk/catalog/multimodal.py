@@ -30,6 +30,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("layout",),
         sheet=106,
+        evidence="evidence/mrope.json",
     ),
     Record(
         slug="mrope_interleave",
@@ -53,6 +54,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("layout",),
         sheet=6,
+        evidence="evidence/mrope_interleave.json",
     ),
     Record(
         slug="mhrope",
@@ -76,6 +78,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32, "num_kv_heads": 4},
         needs=("layout",),
         sheet=6,
+        evidence="evidence/mrope_interleave.json",
     ),
     Record(
         slug="videorope",
@@ -100,6 +103,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("layout",),
         sheet=52,
+        evidence="evidence/videorope.json",
     ),
     Record(
         slug="hope_video",
@@ -123,6 +127,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("layout",),
         sheet=59,
+        evidence="evidence/hope_video.json",
     ),
     Record(
         slug="vrope",
@@ -146,6 +151,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("layout",),
         sheet=18,
+        evidence="evidence/vrope.json",
     ),
     Record(
         slug="rope_dhr",
@@ -170,6 +176,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("layout",),
         sheet=62,
+        evidence="evidence/rope_dhr.json",
     ),
     Record(
         slug="pype",
@@ -194,6 +201,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("layout",),
         sheet=78,
+        evidence="evidence/pype.json",
     ),
     Record(
         slug="concentric_attention",
@@ -218,6 +226,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("layout",),
         sheet=82,
+        evidence="evidence/concentric_attention.json",
     ),
     Record(
         slug="mousi",
@@ -244,6 +253,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("layout",),
         sheet=101,
+        evidence="evidence/mousi.json",
     ),
     Record(
         slug="modality_rope",
@@ -269,6 +279,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("layout",),
         sheet=72,
+        evidence="evidence/modality_rope.json",
     ),
     Record(
         slug="st_rope",
@@ -293,5 +304,6 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("grid",),
         sheet=5,
+        evidence="evidence/st_rope.json",
     ),
 )
