@@ -6,7 +6,7 @@ from ropewalk.lab.experiments.desk import FULL_PICTURES, PICTURES
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 _SIZES = (4, 6)
-_SPACE, _SPLIT = "axial_rope(axes=2)", "axial_rope(axes=3, widths=[8, 12, 12])"
+_SPACE, _SPLIT = "axial_rope(axes=3, widths=[0, 16, 16])", "axial_rope(axes=3, widths=[8, 12, 12])"
 
 EXPERIMENT = Experiment(
     name="st_rope",
