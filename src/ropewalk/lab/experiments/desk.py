@@ -46,7 +46,7 @@ PICTURES: dict[str, Any] = {"shape": SHAPE, "tokens": 600_000, "batch_size": 32,
 VIDEO: dict[str, Any] = {
     **PICTURES,
     "task": "video_needle(columns=2, colours=4, keys=4, gap=2)",
-    "tokens": 1_500_000,
+    "tokens": 900_000,
     "batch_size": 64,
 }
 FULL_PICTURES: dict[str, Any] = {

@@ -6,6 +6,7 @@ from ropewalk.lab.experiments.desk import FULL_PICTURES, PICTURES
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 _SIZES = (4, 5)
+_TIED, _APART = "modality_rope(base=100)", "mrope(base=100)"
 
 EXPERIMENT = Experiment(
     name="modality_rope",
@@ -18,11 +19,11 @@ EXPERIMENT = Experiment(
     settings={
         **PICTURES,
         "task": "picture_edit",
-        "encodings": ("modality_rope", "mrope"),
+        "encodings": (_TIED, _APART),
         "train_length": 4,
         "eval_lengths": _SIZES,
     },
-    contrasts=(Contrast("modality_rope", "mrope", "higher", _SIZES),),
+    contrasts=(Contrast(_TIED, _APART, "higher", _SIZES),),
     seconds=150,
     full=FULL_PICTURES,
     limits="Blanks instead of noise and one step instead of many; the two differ in their masks too. The bands of semantic "

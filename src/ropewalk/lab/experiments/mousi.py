@@ -18,6 +18,7 @@ EXPERIMENT = Experiment(
         **PICTURES,
         "task": "picture_question(question=below)",
         "encodings": (_ROW, _ALL, _PLAIN),
+        "encoder": True,
         "train_length": 5,
         "eval_lengths": (5,),
     },

@@ -6,6 +6,7 @@ from ropewalk.lab.experiments.desk import FULL_PICTURES, PICTURES
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 _SIZES = (5, 7, 9)
+_INTERLEAVED, _HEADS, _CHUNKED = (f"{name}(base=10000)" for name in ("mrope_interleave", "mhrope", "mrope"))
 
 EXPERIMENT = Experiment(
     name="mrope_interleave",
@@ -19,13 +20,14 @@ EXPERIMENT = Experiment(
     settings={
         **PICTURES,
         "task": "picture_question(question=below)",
-        "encodings": ("mrope_interleave", "mhrope", "mrope"),
+        "encodings": (_INTERLEAVED, _HEADS, _CHUNKED),
+        "encoder": True,
         "train_length": 5,
         "eval_lengths": _SIZES,
     },
     contrasts=(
-        Contrast("mrope_interleave", "mrope", "higher", _SIZES),
-        Contrast("mhrope", "mrope", "higher", _SIZES),
+        Contrast(_INTERLEAVED, _CHUNKED, "higher", _SIZES),
+        Contrast(_HEADS, _CHUNKED, "higher", _SIZES),
     ),
     seconds=180,
     full=FULL_PICTURES,

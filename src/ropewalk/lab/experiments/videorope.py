@@ -17,11 +17,11 @@ EXPERIMENT = Experiment(
     "and 12 frames more often than M-RoPE.",
     settings={
         **VIDEO,
-        "encodings": ("videorope", "mrope"),
+        "encodings": ("videorope(base=1000)", "mrope(base=1000)"),
         "train_length": 4,
         "eval_lengths": (4, *_BEYOND),
     },
-    contrasts=(Contrast("videorope", "mrope", "higher", _BEYOND),),
+    contrasts=(Contrast("videorope(base=1000)", "mrope(base=1000)", "higher", _BEYOND),),
     seconds=200,
     full=FULL_PICTURES,
     limits="Frames of four cells instead of 144, a dozen of them instead of thousands, so that the period of M-RoPE's fast "

@@ -17,15 +17,15 @@ EXPERIMENT = Experiment(
     "often as M-RoPE.",
     settings={
         **VIDEO,
-        "task": "video_needle(columns=2, colours=4, keys=4, distractor=False)",
-        "tokens": 300_000,
-        "encodings": ("vrope", "mrope", "rope"),
+        "encodings": ("vrope(base=1000)", "mrope(base=1000)", "rope(base=1000)"),
         "train_length": 4,
         "eval_lengths": (4, *_BEYOND),
     },
     contrasts=(
-        Contrast("vrope", "mrope", "higher", _BEYOND),
-        Contrast("vrope", "rope", "higher", _BEYOND, decides=False, because="counted token by token"),
+        Contrast("vrope(base=1000)", "mrope(base=1000)", "higher", _BEYOND),
+        Contrast(
+            "vrope(base=1000)", "rope(base=1000)", "higher", _BEYOND, decides=False, because="counted token by token"
+        ),
     ),
     seconds=200,
     full=FULL_PICTURES,
