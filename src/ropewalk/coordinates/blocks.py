@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ropewalk.core.errors import ConfigError, PositionError
 
-TEXT, IMAGE, VIDEO, SHARED = 1, 2, 3, 4
+TEXT, IMAGE, VIDEO, SHARED, SIGNAL = 1, 2, 3, 4, 5
 
 FIELDS = (
-    "kind",  # TEXT (only where something is said of it), IMAGE, VIDEO, SHARED; 0: no block, the row has fewer
+    "kind",  # TEXT (only where something is said of it), IMAGE, VIDEO, SHARED, SIGNAL; 0: no block, the row has fewer
     "start",  # position of its first token, counted in its document
     "tokens",
     "first",  # number of the first block of its document
@@ -26,10 +26,17 @@ FIELDS = (
     "last",  # 1: the last grid of its group
     "down", "across", "tile",  # tiles of an image, and which one this is, row by row; 0, 0, 0: no tile
     "times",  # where the times of its frames begin; -1: they have none
+    "reference",  # number of the reference image that it is, from 1; 0: none
+    "numbers",  # where the numbers of its tokens begin, under every name; -1: they have none
 )  # fmt: skip
 """What is known of a block, each a number."""
 
 Entry = dict[str, float]
+
+Numbers = Mapping[str, Sequence[float]]
+
+NUMBER = "number "
+"""Before a name, in the facts of a sequence: the numbers of that name of all tokens that have any; NaN where not this one."""
 
 
 class Table:
@@ -75,6 +82,10 @@ class Block(ABC):
     def entries(self) -> Iterator[tuple[Entry, Sequence[float] | None]]:
         """Yield what the table says of it, without start, and the times of its frames."""
 
+    def numbers(self) -> Numbers:
+        """Return the numbers that each of its tokens has by name, for schemes that read them."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Text(Block):
@@ -115,22 +126,26 @@ class Image(Block):
         columns: tokens from left to right.
         modality: a number for schemes that tell kinds of tokens apart.
         group: a number above 0 that the grids of one image have in common, where several encoders see it.
+        reference: number of the reference image that it is, from 1; 0: it is none.
     """
 
     rows: int
     columns: int
     modality: int = 0
     group: int = 0
+    reference: int = 0
 
     def __post_init__(self) -> None:
         _sizes(rows=self.rows, columns=self.columns)
+        if isinstance(self.reference, bool) or not isinstance(self.reference, int) or self.reference < 0:
+            raise ConfigError(f"reference images are numbered from 1, and 0 is none; got {self.reference!r}")
 
     @property
     def length(self) -> int:
         return self.rows * self.columns
 
     def entries(self) -> Iterator[tuple[Entry, None]]:
-        yield {**_grid(self, IMAGE), "group": self.group}, None
+        yield {**_grid(self, IMAGE), "group": self.group, "reference": self.reference}, None
 
 
 @dataclass(frozen=True)

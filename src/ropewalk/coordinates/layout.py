@@ -13,13 +13,26 @@ decoding continues from follows from the blocks, and one `Positions` serves all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from ropewalk.coordinates.blocks import FIELDS, IMAGE, SHARED, VIDEO, Block, Entry, Image, Text, Tiles, Video
+from ropewalk.coordinates.blocks import (
+    FIELDS,
+    IMAGE,
+    NUMBER,
+    SHARED,
+    VIDEO,
+    Block,
+    Entry,
+    Image,
+    Numbers,
+    Text,
+    Tiles,
+    Video,
+)
 from ropewalk.core.errors import ConfigError, PositionError
 from ropewalk.core.positions import Positions, Tokens
 
@@ -141,13 +154,14 @@ def _build(
         raise ConfigError(f"padding is 'right' or 'left'; got {padding!r}")
     before = after.key if isinstance(after, Positions) else after
     starts = _starts(before, len(rows))
-    tables, times, places = [], [], []
-    offset = 0 if before is None else before.sequence["times"].shape[-1]
-    known = 0 if before is None else before.sequence["blocks"].shape[1]
+    tables, times, named, places = [], [], [], []
+    held = {} if before is None else before.sequence
+    known = tuple(held[n].shape[1] if n in held else 0 for n in ("blocks", "times", next(iter(_names(held)), "")))
     for row, (start, begun) in zip(rows, starts, strict=True):
-        table, seconds, place = _row(row, start, begun, known, offset)
+        table, seconds, numbers, place = _row(row, start, begun, known)
         tables.append(table)
         times.append(seconds)
+        named.append(numbers)
         places.append(place)
     lengths = [place.shape[1] for place in places]
     mask = _mask(lengths, padding, valid)
@@ -157,9 +171,9 @@ def _build(
             to[b, mask[b]] = values
     if packed:
         document = _held(document, mask)
-    facts = {"blocks": _padded(tables), "times": _padded(times)}
+    facts = {"blocks": _padded(tables), "times": _padded(times), **_aligned(named, held)}
     if before is not None:
-        facts = {name: _joined(before.sequence[name].cpu(), fact) for name, fact in facts.items()}
+        facts = {name: _joined(held[name].cpu(), fact) if name in held else fact for name, fact in facts.items()}
     columns = {"position": position, "block": block}
     if not bool(mask.all()):
         columns["valid"] = mask
@@ -189,26 +203,29 @@ def _starts(before: Tokens | None, rows: int) -> list[tuple[int, int]]:
 
 
 def _row(
-    documents: list[list[Block]], start: int, begun: int, known: int, offset: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the table of a row, the times of its frames, and (position, block, document) of its tokens, (3, S).
+    documents: list[list[Block]], start: int, begun: int, already: tuple[int, int, int]
+) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
+    """Return the table of a row, the times of its frames, its numbers by name, and (position, block, document) of its tokens.
 
     Args:
         documents: the samples.
         start: position of the first token.
         begun: number of the block that has begun before it, from 1; 0: none.
-        known: blocks that are in the table already.
-        offset: times that are known already.
+        already: blocks, times, and tokens with numbers, that are known already.
     """
+    known, offset, counted = already
     entries: list[Entry] = []
     seconds: list[float] = []
+    named: dict[str, Tensor] = {}
+    numbered = 0
     placed: list[Tensor] = []
     for d, blocks in enumerate(documents):
         first = 0 if known else len(entries)
         position, latest = (start, begun) if d == 0 else (0, 0)
         opened = len(entries)
         for block in blocks:
-            end = position + block.length
+            begins, end = position, position + block.length
+            numbers = block.numbers()
             for entry, times in block.entries():
                 number = known + len(entries) + 1
                 filled = {**_EMPTY, **entry, "start": position, "first": first}
@@ -217,20 +234,66 @@ def _row(
                 if times is not None:
                     filled["times"] = offset + len(seconds)
                     seconds += times
+                if numbers:
+                    filled["numbers"] = counted + numbered + position - begins
                 entries.append(filled)
                 placed.append(_stretch(position, int(entry["tokens"]), number, d))
                 position, latest = position + int(entry["tokens"]), number
             placed.append(_stretch(position, end - position, latest, d))
             position, opened = end, len(entries)
+            if numbers:
+                named = _appended(named, numbers, numbered, block)
+                numbered += block.length
     for i, entry in enumerate(entries):
         later = [e for e in entries[i + 1 :] if e["kind"] in (IMAGE, VIDEO) and e["first"] == entry["first"]]
         entry["last"] = float(entry["group"] == 0 or all(e["group"] != entry["group"] for e in later))
     table = torch.tensor([[e[f] for f in FIELDS] for e in entries], dtype=torch.float64).reshape(-1, len(FIELDS))
     tokens = torch.cat([torch.zeros(3, 0, dtype=torch.int64), *placed], 1)
-    return table, torch.tensor(seconds, dtype=torch.float64), tokens
+    return table, torch.tensor(seconds, dtype=torch.float64), named, tokens
 
 
-_EMPTY: Entry = {**dict.fromkeys(FIELDS, 0.0), "frames": 1, "rows": 1, "columns": 1, "depth": 1, "times": -1}
+_EMPTY: Entry = {
+    **dict.fromkeys(FIELDS, 0.0), "frames": 1, "rows": 1, "columns": 1, "depth": 1, "times": -1, "numbers": -1,
+}  # fmt: skip
+
+
+def _names(facts: Mapping[str, Tensor]) -> list[str]:
+    """Return the facts that are numbers of tokens by name; all are of one length."""
+    return [name for name in facts if name.startswith(NUMBER)]
+
+
+def _appended(named: dict[str, Tensor], numbers: Numbers, counted: int, block: Block) -> dict[str, Tensor]:
+    """Append the numbers of a block to those of ``counted`` tokens before it; NaN where a token has none of a name."""
+    new = {
+        NUMBER + name: torch.tensor([float(v) for v in values], dtype=torch.float64) for name, values in numbers.items()
+    }
+    for name, values in new.items():
+        if len(values) != block.length:
+            raise PositionError(
+                f"a {type(block).__name__} of {block.length} tokens has {len(values)} numbers {name.removeprefix(NUMBER)!r}; "
+                "give one for each token"
+            )
+    before, after = _nothing(counted), _nothing(block.length)
+    return {name: torch.cat([named.get(name, before), new.get(name, after)]) for name in {**named, **new}}
+
+
+def _aligned(rows: list[dict[str, Tensor]], held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the numbers of all rows by name, (b, V) each, and of every name as many."""
+    names = dict.fromkeys([*_names(held), *(name for row in rows for name in row)])
+    made = {}
+    for name in names:
+        most = max(len(t) for row in rows for t in [_nothing(0), *row.values()])
+        columns = [row.get(name, _nothing(0)) for row in rows]
+        made[name] = torch.stack([torch.cat([t, _nothing(most - len(t))]) for t in columns])
+    before = next((held[name] for name in _names(held)), None)
+    if before is not None:  # names that are new were not known of the tokens before
+        none = torch.full_like(before.cpu(), torch.nan)
+        made = {n: t if n in held else _joined(none, t) for n, t in made.items()}
+    return made
+
+
+def _nothing(n: int) -> Tensor:
+    return torch.full((n,), torch.nan, dtype=torch.float64)
 
 
 def _stretch(start: int, tokens: int, block: int, document: int) -> Tensor:

@@ -8,9 +8,12 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from ropewalk.coordinates.blocks import SHARED, TEXT, Table
+from ropewalk.coordinates.blocks import NUMBER, SHARED, SIGNAL, TEXT, Table
 from ropewalk.core.errors import NeedsColumn, PositionError
 from ropewalk.core.positions import Positions, Tokens
+
+GRID = ("frame", "row", "column", "layer", "seconds", "reference")
+"""Names of the numbers that all tokens of images and videos have."""
 
 
 class Scheme(ABC):
@@ -36,6 +39,11 @@ class Scheme(ABC):
     def place(self, cells: Cells) -> Tensor:
         """Return the coordinates of tokens of visual blocks, (b, S, axes); what is text in ``cells`` is not looked at."""
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Numbers of tokens that it reads, by name; a scheme that reads none refuses blocks of which nothing else is known."""
+        return ()
+
     # ---- a map of positions -----------------------------------------------------------------------------------
 
     @property
@@ -49,13 +57,30 @@ class Scheme(ABC):
         return self
 
     def __call__(self, tokens: Tokens, coordinates: Tensor) -> Tensor:
-        """Return the coordinates of tokens at counted positions (b, S)."""
+        """Return the coordinates of tokens at counted positions (b, S).
+
+        Raises:
+            NeedsColumn: blocks whose tokens have numbers by name, of which the scheme reads none.
+        """
+        self._knows(tokens)
         return self.at(Cells.of(tokens, coordinates, self))
+
+    def _knows(self, tokens: Tokens) -> None:
+        there = [name.removeprefix(NUMBER) for name in tokens.sequence if name.startswith(NUMBER)]
+        missing = [name for name in self.reads if name not in there and name not in GRID]
+        if there and (missing or not self.reads):
+            says = (
+                f"no block says {missing[0]!r}" if missing else f"{type(self).__name__} places text, images and videos"
+            )
+            raise NeedsColumn(
+                f"{says}, and blocks of this layout have the numbers {', '.join(there)}: another scheme has to read them, "
+                f"such as ColumnIds({tuple(there)!r})"
+            )
 
     def at(self, cells: Cells) -> Tensor:
         """Return the coordinates of tokens that were looked up."""
         text = cells.text[..., None].expand(*cells.text.shape, len(self.axes))
-        return torch.where(cells.visual[..., None], self.place(cells), text)
+        return torch.where(cells.placed[..., None], self.place(cells), text)
 
     # ---- for users --------------------------------------------------------------------------------------------
 
@@ -76,7 +101,9 @@ class Scheme(ABC):
 
         def fixed(tokens: Tokens) -> Tokens:
             kept = {n: c for n, c in tokens.columns.items() if n != "block"}
-            facts = {n: f for n, f in tokens.sequence.items() if n not in ("blocks", "times")}
+            facts = {
+                n: f for n, f in tokens.sequence.items() if n not in ("blocks", "times") and not n.startswith(NUMBER)
+            }
             made = Tokens({**kept, "position": self.coordinates(tokens)}, facts)
             return made.with_next(self.cursor(tokens))
 
@@ -145,6 +172,11 @@ class Cells:
         """Whether it is of an image or a video."""
         return self.inside & self.take(self.table.visual)
 
+    @property
+    def placed(self) -> Tensor:
+        """Whether the scheme says where it is: all but text."""
+        return self.inside & self.take(self.table.visual | (self.table["kind"] == SIGNAL))
+
     # ---- cursors ----------------------------------------------------------------------------------------------
 
     @property
@@ -212,3 +244,23 @@ class Cells:
     def seconds(self) -> Tensor:
         """When the frame of the token is shown."""
         return self.table.seconds(self.frame, self["times"])
+
+    # ---- numbers by name --------------------------------------------------------------------------------------
+
+    def named(self, name: str) -> Tensor:
+        """Return the number that each token has by a name, (b, S); NaN where it has none.
+
+        Tokens of images and videos have those of `GRID`, the others what their blocks say.
+        """
+        none = torch.full_like(self.offset, torch.nan)
+        made = none
+        facts = self.table.facts.get(NUMBER + name)
+        if facts is not None and facts.shape[1]:
+            rows = max(facts.shape[0], none.shape[0])
+            index = (self["numbers"] + self.offset).long().clamp(0, facts.shape[1] - 1)
+            found = facts.expand(rows, -1).gather(1, index.expand(rows, -1))
+            made = torch.where(self.inside & (self["numbers"] >= 0), found, none)
+        if name in GRID:
+            own = self["reference"] if name == "reference" else getattr(self, name)
+            made = torch.where(self.visual, own, made)
+        return made
