@@ -53,13 +53,23 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.clip import clip_positions as clip_positions
     from ropewalk.coordinates.code import code_positions as code_positions
     from ropewalk.coordinates.code import code_segments as code_segments
+    from ropewalk.coordinates.column_ids import ColumnIds as ColumnIds
     from ropewalk.coordinates.grid import grid_positions as grid_positions
     from ropewalk.coordinates.layout import layout as layout
     from ropewalk.coordinates.layout import packed_layout as packed_layout
     from ropewalk.coordinates.layout import text_only as text_only
+    from ropewalk.coordinates.patches import patch_positions as patch_positions
+    from ropewalk.coordinates.patches import smart_resize as smart_resize
     from ropewalk.coordinates.randomized import RandomizedPositions as RandomizedPositions
     from ropewalk.coordinates.scale import Scale as Scale
     from ropewalk.coordinates.segments import segment_positions as segment_positions
+    from ropewalk.coordinates.signals import Agents as Agents
+    from ropewalk.coordinates.signals import Audio as Audio
+    from ropewalk.coordinates.signals import Bands as Bands
+    from ropewalk.coordinates.signals import Boxes as Boxes
+    from ropewalk.coordinates.signals import Levels as Levels
+    from ropewalk.coordinates.signals import Track as Track
+    from ropewalk.coordinates.signals import Tree as Tree
     from ropewalk.core.attention import Attention as Attention
     from ropewalk.core.attention import Parts as Parts
     from ropewalk.core.combinators import Partial as Partial
@@ -236,10 +246,18 @@ _HOME = {
     "WaveletPE": "bias.wavelet_pe",
     "XPos": "rotary.xpos",
     # where tokens are
+    "Agents": "coordinates.signals",
     "Allocation": "coordinates.allocation",
+    "Audio": "coordinates.signals",
+    "Bands": "coordinates.signals",
+    "Boxes": "coordinates.signals",
+    "ColumnIds": "coordinates.column_ids",
     "Image": "coordinates.blocks",
+    "Levels": "coordinates.signals",
     "Text": "coordinates.blocks",
     "Tiles": "coordinates.blocks",
+    "Track": "coordinates.signals",
+    "Tree": "coordinates.signals",
     "Video": "coordinates.blocks",
     "clip_positions": "coordinates.clip",
     "code_positions": "coordinates.code",
@@ -247,7 +265,9 @@ _HOME = {
     "grid_positions": "coordinates.grid",
     "layout": "coordinates.layout",
     "packed_layout": "coordinates.layout",
+    "patch_positions": "coordinates.patches",
     "segment_positions": "coordinates.segments",
+    "smart_resize": "coordinates.patches",
     "text_only": "coordinates.layout",
     # is a rotation what it claims to be
     "verify": "analysis.verify",
