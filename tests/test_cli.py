@@ -123,6 +123,22 @@ def test_show(run, record):
     assert len(code.strip().splitlines()) == (4 if "segments" in record.needs else 3)
 
 
+@pytest.mark.parametrize(
+    ("slug", "said"),
+    [
+        ("videorope", ["hwhwhwhwhwhwtttt", "w  ", "goes on at 7 on every axis"]),
+        ("hope_video", ["hwhwhwhwhwhw····"]),
+        ("mhrope", ["key head 2  hhhhhhhhhhhhhhhh"]),
+        ("rope_dhr", ["grids of 2 × 3 tokens; decoding goes on at 10"]),
+    ],
+)
+def test_show_draws_an_allocation_and_coordinates(run, tmp_path, slug, said):
+    status, out, err = run("show", slug, "--png", str(tmp_path / "it.png"))
+    assert (status, err) == (0, "")
+    assert all(part in out for part in ["Coordinates", *said])
+    assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_show_prints_the_formula(run):
     _, out, _ = run("show", "rope")
     assert all(line in out for line in _opening(rw.record("rope").doc()))

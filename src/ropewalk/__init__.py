@@ -44,13 +44,32 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.catalog import build as build
     from ropewalk.catalog import catalog as catalog
     from ropewalk.catalog import record as record
+    from ropewalk.coordinates.allocation import Allocation as Allocation
     from ropewalk.coordinates.axis import OnAxis as OnAxis
+    from ropewalk.coordinates.blocks import Image as Image
+    from ropewalk.coordinates.blocks import Text as Text
+    from ropewalk.coordinates.blocks import Tiles as Tiles
+    from ropewalk.coordinates.blocks import Video as Video
+    from ropewalk.coordinates.clip import clip_positions as clip_positions
     from ropewalk.coordinates.code import code_positions as code_positions
     from ropewalk.coordinates.code import code_segments as code_segments
+    from ropewalk.coordinates.column_ids import ColumnIds as ColumnIds
     from ropewalk.coordinates.grid import grid_positions as grid_positions
+    from ropewalk.coordinates.layout import layout as layout
+    from ropewalk.coordinates.layout import packed_layout as packed_layout
+    from ropewalk.coordinates.layout import text_only as text_only
+    from ropewalk.coordinates.patches import patch_positions as patch_positions
+    from ropewalk.coordinates.patches import smart_resize as smart_resize
     from ropewalk.coordinates.randomized import RandomizedPositions as RandomizedPositions
     from ropewalk.coordinates.scale import Scale as Scale
     from ropewalk.coordinates.segments import segment_positions as segment_positions
+    from ropewalk.coordinates.signals import Agents as Agents
+    from ropewalk.coordinates.signals import Audio as Audio
+    from ropewalk.coordinates.signals import Bands as Bands
+    from ropewalk.coordinates.signals import Boxes as Boxes
+    from ropewalk.coordinates.signals import Levels as Levels
+    from ropewalk.coordinates.signals import Track as Track
+    from ropewalk.coordinates.signals import Tree as Tree
     from ropewalk.core.attention import Attention as Attention
     from ropewalk.core.attention import Parts as Parts
     from ropewalk.core.combinators import Partial as Partial
@@ -85,6 +104,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.functional import convert_pairing as convert_pairing
     from ropewalk.rotary.axial import AxialRoPE as AxialRoPE
     from ropewalk.rotary.carope import CARoPE as CARoPE
+    from ropewalk.rotary.concentric import ConcentricAttention as ConcentricAttention
     from ropewalk.rotary.dope import DoPE as DoPE
     from ropewalk.rotary.dynamic_ntk import DynamicNTK as DynamicNTK
     from ropewalk.rotary.entropy_abf import LogLengthScale as LogLengthScale
@@ -97,22 +117,34 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.hirope import HiRoPE as HiRoPE
     from ropewalk.rotary.hope_high_frequency import HoPEHighFrequency as HoPEHighFrequency
     from ropewalk.rotary.hope_hyperbolic import HyperbolicRoPE as HyperbolicRoPE
+    from ropewalk.rotary.hope_video import HybridVideoRoPE as HybridVideoRoPE
     from ropewalk.rotary.kv_shift import KVShift as KVShift
     from ropewalk.rotary.lerope import LearnedRoPE as LearnedRoPE
     from ropewalk.rotary.linear_attention import LinearAttention as LinearAttention
     from ropewalk.rotary.longrope import LongRoPE as LongRoPE
+    from ropewalk.rotary.modality_rope import ModalityRoPE as ModalityRoPE
+    from ropewalk.rotary.mousi import MouSi as MouSi
+    from ropewalk.rotary.mrope import MRoPE as MRoPE
+    from ropewalk.rotary.mrope import MRoPEInterleaved as MRoPEInterleaved
+    from ropewalk.rotary.mrope import MultiHeadRoPE as MultiHeadRoPE
+    from ropewalk.rotary.multi_axis import MultiAxisRoPE as MultiAxisRoPE
     from ropewalk.rotary.p_rope import PRoPEFraction as PRoPEFraction
     from ropewalk.rotary.partial_rope import PartialRoPE as PartialRoPE
     from ropewalk.rotary.pope import PoPE as PoPE
+    from ropewalk.rotary.pype import PyPE as PyPE
     from ropewalk.rotary.qk_norm import QKNorm as QKNorm
     from ropewalk.rotary.rerope import ReRoPE as ReRoPE
     from ropewalk.rotary.rope import RoPE as RoPE
+    from ropewalk.rotary.rope_dhr import RoPEDHR as RoPEDHR
     from ropewalk.rotary.rope_pp import RoPEPlusPlus as RoPEPlusPlus
     from ropewalk.rotary.rope_pp import RoPEPlusPlusAttention as RoPEPlusPlusAttention
     from ropewalk.rotary.rove import RotaryValue as RotaryValue
     from ropewalk.rotary.rove import RoVE as RoVE
     from ropewalk.rotary.self_extend import SelfExtend as SelfExtend
+    from ropewalk.rotary.st_rope import STRoPE as STRoPE
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
+    from ropewalk.rotary.videorope import VideoRoPE as VideoRoPE
+    from ropewalk.rotary.vrope import VRoPE as VRoPE
     from ropewalk.rotary.xpos import XPos as XPos
 
 # name -> module below ropewalk that defines it; a name mapped to itself is that module
@@ -147,6 +179,7 @@ _HOME = {
     "BiPE": "embedding.bipe",
     "CARoPE": "rotary.carope",
     "Chebyshev": "embedding.orthogonal_functions",
+    "ConcentricAttention": "rotary.concentric",
     "ContextualCoPE": "bias.contextual_cope",
     "CosineTransform": "embedding.orthogonal_functions",
     "DoPE": "rotary.dope",
@@ -164,6 +197,7 @@ _HOME = {
     "HARoPE": "rotary.harope",
     "HiRoPE": "rotary.hirope",
     "HoPEHighFrequency": "rotary.hope_high_frequency",
+    "HybridVideoRoPE": "rotary.hope_video",
     "HyperbolicRoPE": "rotary.hope_hyperbolic",
     "KERPLELog": "bias.kerple",
     "KERPLEPower": "bias.kerple",
@@ -174,6 +208,12 @@ _HOME = {
     "LinearAttention": "rotary.linear_attention",
     "LogLengthScale": "rotary.entropy_abf",
     "LongRoPE": "rotary.longrope",
+    "MRoPE": "rotary.mrope",
+    "MRoPEInterleaved": "rotary.mrope",
+    "ModalityRoPE": "rotary.modality_rope",
+    "MouSi": "rotary.mousi",
+    "MultiAxisRoPE": "rotary.multi_axis",
+    "MultiHeadRoPE": "rotary.mrope",
     "NoPE": "bias.nope",
     "OnAxis": "coordinates.axis",
     "PRoPEFraction": "rotary.p_rope",
@@ -181,30 +221,54 @@ _HOME = {
     "PaPERI": "bias.pape",
     "PartialRoPE": "rotary.partial_rope",
     "PoPE": "rotary.pope",
+    "PyPE": "rotary.pype",
     "QKNorm": "rotary.qk_norm",
     "RandomizedALiBi": "bias.randomized_alibi",
     "RandomizedPositions": "coordinates.randomized",
     "ReRoPE": "rotary.rerope",
     "RoPE": "rotary.rope",
+    "RoPEDHR": "rotary.rope_dhr",
     "RoPEPlusPlus": "rotary.rope_pp",
     "RoPEPlusPlusAttention": "rotary.rope_pp",
     "RoVE": "rotary.rove",
     "RotaryValue": "rotary.rove",
     "STRINGShifted": "rotary.string_shifted",
+    "STRoPE": "rotary.st_rope",
     "Scale": "coordinates.scale",
     "SelfExtend": "rotary.self_extend",
     "Sinusoidal": "embedding.sinusoidal",
     "SquareWaves": "embedding.orthogonal_functions",
     "T5": "bias.t5",
     "TransformerXL": "bias.transformer_xl",
+    "VRoPE": "rotary.vrope",
+    "VideoRoPE": "rotary.videorope",
     "WaveletBasis": "embedding.orthogonal_functions",
     "WaveletPE": "bias.wavelet_pe",
     "XPos": "rotary.xpos",
     # where tokens are
+    "Agents": "coordinates.signals",
+    "Allocation": "coordinates.allocation",
+    "Audio": "coordinates.signals",
+    "Bands": "coordinates.signals",
+    "Boxes": "coordinates.signals",
+    "ColumnIds": "coordinates.column_ids",
+    "Image": "coordinates.blocks",
+    "Levels": "coordinates.signals",
+    "Text": "coordinates.blocks",
+    "Tiles": "coordinates.blocks",
+    "Track": "coordinates.signals",
+    "Tree": "coordinates.signals",
+    "Video": "coordinates.blocks",
+    "clip_positions": "coordinates.clip",
     "code_positions": "coordinates.code",
     "code_segments": "coordinates.code",
     "grid_positions": "coordinates.grid",
+    "layout": "coordinates.layout",
+    "packed_layout": "coordinates.layout",
+    "patch_positions": "coordinates.patches",
     "segment_positions": "coordinates.segments",
+    "smart_resize": "coordinates.patches",
+    "text_only": "coordinates.layout",
     # is a rotation what it claims to be
     "verify": "analysis.verify",
     # plain functions and the contract suite

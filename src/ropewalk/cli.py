@@ -62,6 +62,7 @@ _NEEDS = {
     "cameras": "positions that carry a camera for each token",
     "grid": "positions with axes: rw.grid_positions(rows, columns)",
     "segments": "positions by segment: rw.segment_positions(ids, separators)",
+    "layout": "positions of a layout: rw.layout([rw.Text(3), rw.Image(2, 5), rw.Text(4)])",
     "code": "positions by function and class: rw.code_positions(source, offsets)",
 }
 
@@ -191,8 +192,15 @@ def show(
 def _show_map(entry: Record, console: Console, length: int, as_text: bool, png: Path | None) -> None:
     try:
         from ropewalk.analysis.attention_map import attention_map  # with torch, which nothing else here needs
+        from ropewalk.analysis.layout_picture import draw_layout, layout_picture, save_layout
         from ropewalk.analysis.picture import draw_text, ink_for, save_picture
 
+        placed = layout_picture(entry)
+        if placed is not None:  # where the tokens are says more than what they attend to
+            if png is not None:
+                save_layout(placed, png)
+            _print_picture(console, "Coordinates", draw_layout(placed, min(console.width, 80) - 2), as_text, png)
+            return
         what = attention_map(entry, length)
         if png is not None:
             save_picture(what, png)
@@ -202,10 +210,15 @@ def _show_map(entry: Record, console: Console, length: int, as_text: bool, png: 
         console.print()
         console.print(Text(f"(no attention map: {problem})"))
         return
+    lines = draw_text(what, min(console.width, 80) - 2, ink_for(console.encoding)) if as_text else []
+    _print_picture(console, "Attention", lines, as_text, png)
+
+
+def _print_picture(console: Console, title: str, lines: list[Text], as_text: bool, png: Path | None) -> None:
     if as_text:
         console.print()
-        console.print(Text("Attention", style="bold"))
-        for line in draw_text(what, min(console.width, 80) - 2, ink_for(console.encoding)):
+        console.print(Text(title, style="bold"))
+        for line in lines:
             console.print(Text("  ").append_text(line), soft_wrap=True)
     if png is not None:
         console.print()
@@ -262,7 +275,7 @@ def _usage(entry: Record) -> list[str]:
         problem += ", positions"
     if "x" in entry.needs:
         problem += ", x=x"
-    if entry.traits.causal == "never" or entry.traits.domain not in ("sequence", "segments"):
+    if entry.traits.causal == "never" or entry.traits.domain not in ("sequence", "segments", "layout"):
         problem += ", causal=False"
     return [*lines, f"out = rw.attend(encoding(rw.Attention({problem})))"]
 

@@ -34,6 +34,7 @@ from ropewalk.integrations.transformers.layers import ModelsVerdict, verify_mode
 from ropewalk.integrations.transformers.measure import measure
 from ropewalk.integrations.transformers.probe import Probe
 from ropewalk.integrations.transformers.saved import load
+from ropewalk.integrations.transformers.vision import vision_layout
 
 __all__ = [
     "CannotExport",
@@ -60,6 +61,7 @@ __all__ = [
     "sink_mass_by_head",
     "spectrum",
     "verify_models",
+    "vision_layout",
     "zero_channels",
 ]
 

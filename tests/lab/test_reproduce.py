@@ -37,7 +37,40 @@ from ropewalk.lab.trial import Measured, Spec, run, starting_point
 from ropewalk.lab.workloads import Seen, corpus_of, make_workload, resolved, seen_by
 
 # Sheets whose systems are in the catalog so far.
-SHEETS = {10, 12, 13, 14, 19, 20, 22, 25, 27, 30, 45, 48, 50, 53, 56, 61, 63, 66, 73, 85, 108, 116, 121}
+SHEETS = {
+    5,
+    6,
+    10,
+    12,
+    13,
+    14,
+    18,
+    19,
+    20,
+    22,
+    25,
+    27,
+    30,
+    45,
+    48,
+    50,
+    52,
+    53,
+    56,
+    59,
+    61,
+    62,
+    63,
+    66,
+    72,
+    73,
+    78,
+    82,
+    85,
+    101,
+    106,
+}
+SHEETS |= {108, 116, 121}
 
 ALL = list(experiments())
 each = pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)

@@ -200,6 +200,15 @@ def test_one_two_and_three_axes():
         close(logits(made(video)), by_formula(video, m, inverse.mT, rw.AxialRoPE(12, 3, widths=widths)))
 
 
+def test_an_axis_may_turn_nothing():
+    torch.manual_seed(0)
+    position = torch.randint(0, 9, (1, 6, 3))
+    q = torch.randn(1, 2, 6, 16)
+    got, _ = rw.AxialRoPE(16, 3, widths=(0, 8, 8)).rotate(q, q, rw.Positions(position))
+    wanted, _ = rw.AxialRoPE(16, 2).rotate(q, q, rw.Positions(position[..., 1:]))
+    assert torch.equal(got, wanted)
+
+
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
 def test_axial_rope_turns_planes_of_one_axis(pairing):
     p = problem(d=10, s=6, positions=rw.grid_positions(2, 3), causal=False)

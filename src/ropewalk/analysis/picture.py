@@ -241,12 +241,8 @@ def _beside(panels: Sequence[Sequence[Text]]) -> list[Text]:
 # ---- PNG -------------------------------------------------------------------------------------------------------------
 
 
-def save_picture(what: AttentionMap, path: str | Path, *, dpi: int = 150) -> None:
-    """Save the map as a picture: weights, logit by distance, and where a query looks.
-
-    Raises:
-        ConfigError: matplotlib is not installed, the folder does not exist, or the suffix names no format.
-    """
+def target_of(path: str | Path) -> tuple[Path, Any]:
+    """Return where a picture goes, checked, and what makes figures."""
     target = Path(path)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -260,9 +256,19 @@ def save_picture(what: AttentionMap, path: str | Path, *, dpi: int = 150) -> Non
         raise ConfigError(f"{target.name!r} ends in no format of pictures; use .png (or .svg, .pdf)")
     if not target.absolute().parent.is_dir():
         raise ConfigError(f"the folder {str(target.parent)!r} of {target.name!r} does not exist; make it first")
+    return target, Figure
+
+
+def save_picture(what: AttentionMap, path: str | Path, *, dpi: int = 150) -> None:
+    """Save the map as a picture: weights, logit by distance, and where a query looks.
+
+    Raises:
+        ConfigError: matplotlib is not installed, the folder does not exist, or the suffix names no format.
+    """
+    target, figure_of = target_of(path)
     shown = _shown(what)
     panels = len(shown) + (2 if what.sequence else 0)
-    figure: Any = Figure(figsize=(3.6 * panels + 0.4, 3.9), layout="constrained")
+    figure: Any = figure_of(figsize=(3.6 * panels + 0.4, 3.9), layout="constrained")
     axes = figure.subplots(1, panels, squeeze=False)[0]
     for axis, (head, title) in zip(axes, shown, strict=False):
         image = _draw_map(axis, what, head, title)

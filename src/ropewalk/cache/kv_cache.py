@@ -362,7 +362,8 @@ class KVCache:
             if moved.key.length != kept.length:
                 raise CacheError(f"{kept.length} tokens are kept and positions say {moved.key.length}")
             columns = {n: c for n, c in kept.columns.items() if n != "position" and n not in moved.key.columns}
-            after = moved.key.with_columns(**columns).with_sequence(**kept.sequence)
+            facts = {n: f for n, f in kept.sequence.items() if n not in moved.key.sequence}
+            after = moved.key.with_columns(**columns).with_sequence(**facts)
         layers = []
         for layer in self._layers:
             stored = tuple(s.index(2, index) for s in layer.stored)

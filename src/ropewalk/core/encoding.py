@@ -300,11 +300,15 @@ class Rotary(Encoding):
     def fit(self, head_dim: int) -> None:
         """Learn the width from the first problem, where it was left out; an error where it does not fit."""
 
+    def coordinates(self, tokens: Tokens, chain: Chain) -> Tensor:
+        """Return the coordinates to turn by, for encodings that place tokens in a way of their own."""
+        return tokens.coordinates(chain)
+
     def tables(self, tokens: Tokens, chain: Chain, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin, (b, 1 or H_kv, S, P), made once per forward for all layers with equal keys."""
 
         def make() -> tuple[Tensor, Tensor]:
-            position = tokens.coordinates(chain)
+            position = self.coordinates(tokens, chain)
             check_axes(self, position, self.axes)
             angles = self.angles(position)
             angles = angles[:, None] if angles.ndim == 3 else angles
@@ -339,9 +343,9 @@ class Rotary(Encoding):
     def move(self, problem: Attention, tokens: Tokens) -> Attention:
         """Turn the stored keys on by the difference of the angles."""
         p = problem
-        check_axes(self, tokens.coordinates(p.at), self.axes)
-        now = self.angles(tokens.coordinates(p.at))
-        was = self.angles(p.where.key.coordinates(p.at))
+        there, here = self.coordinates(tokens, p.at), self.coordinates(p.where.key, p.at)
+        check_axes(self, there, self.axes)
+        now, was = self.angles(there), self.angles(here)
         angles = now - was
         tables = rotation.tables(angles[:, None] if angles.ndim == 3 else angles, table_dtype(p.k))
         return p.map_keys(lambda k: self.turn(k, tables, p))

@@ -22,10 +22,13 @@ from ropewalk.core.errors import NeedsColumn, PositionError, ShapeError
 T = TypeVar("T")
 
 EXACT = 2**53  # float64 holds every integer up to here
+CARRIED = ("document", "block")
+"""Columns in which tokens that follow are like the last real one: of the same document, after the same block."""
+
+_ALLOWED = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float64, torch.float32)
 HELD = ("segment",)
 """Columns in which a token that follows is like the last real one before it, unless its positions say otherwise."""
 
-_ALLOWED = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float64, torch.float32)
 _HELD = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24}
 
 
@@ -245,7 +248,7 @@ class Tokens:
     # ---- making others --------------------------------------------------------------------------------------
 
     def continuing(self, n: int) -> Tokens:
-        """Return the ``n`` tokens that follow these: next positions on every axis, same document as the last real one."""
+        """Return the ``n`` tokens that follow these: next positions on every axis, `CARRIED` columns of the last real one."""
         _whole("number of tokens", n, 0)
         step = torch.arange(n, device=self.device)
         following = self.next.to(self.position.dtype)
@@ -253,14 +256,15 @@ class Tokens:
         if self.axes is not None:
             position = position[..., None].expand(*position.shape, self.axes)
         columns = {"position": position}
-        if "document" in self.columns:
-            document = self.columns["document"]
-            rows = max(document.shape[0], position.shape[0])
+        carried = {name: self.columns[name] for name in CARRIED if name in self.columns}
+        if carried:
+            rows = max(position.shape[0], *(column.shape[0] for column in carried.values()))
             last = torch.full((rows,), self.length - 1, device=self.device)
             if "valid" in self.columns:
                 index = torch.arange(self.length, device=self.device)
                 last = torch.where(self.columns["valid"], index, 0).amax(-1).expand(rows)
-            columns["document"] = document.expand(rows, -1).gather(1, last[:, None]).expand(rows, n)
+            for name, column in carried.items():
+                columns[name] = column.expand(rows, -1).gather(1, last[:, None]).expand(rows, n)
         return Tokens(columns, self.sequence, next=following + n)
 
     def cat(self, other: Tokens) -> Tokens:
@@ -285,7 +289,8 @@ class Tokens:
             if pair[0] is None or pair[1] is None:
                 continue  # known of some tokens only: whoever reads it is told so
             columns[name] = _join(pair[0], pair[1], name)
-        return Tokens(columns, {**other.sequence, **self.sequence}, next=other._next)
+        # What newer tokens say of the whole sequence takes the place of what older ones said: a new image in a conversation.
+        return Tokens(columns, {**self.sequence, **other.sequence}, next=other._next)
 
     def holding(self, before: Tokens) -> Tokens:
         """Return the same tokens, which follow ``before``, with what stays as it was where they do not say it (`HELD`)."""

@@ -25,6 +25,7 @@ class Batch:
         valid: (B, S) bool, False on padding; None: no padding, or padding that comes last and is never scored, which
             causal attention cannot see.
         columns: (B, S, ...) further facts about the tokens, by name, beside positions that a task sets.
+        sequence: (B, ...) facts about whole rows, by name, such as their blocks, beside positions that a task sets.
     """
 
     tokens: Tensor
@@ -33,6 +34,7 @@ class Batch:
     positions: Tensor | None = None
     valid: Tensor | None = None
     columns: Mapping[str, Tensor] | None = None
+    sequence: Mapping[str, Tensor] | None = None
 
     @property
     def scored(self) -> int:
@@ -42,13 +44,15 @@ class Batch:
     def where(self) -> Positions:
         """Positions for the encodings, made once for all layers."""
         if self.positions is not None:
-            return Positions(self.positions, valid=self.valid, document_ids=self.documents, columns=self.columns)
+            facts = self.sequence or {}
+            where = Positions(self.positions, valid=self.valid, document_ids=self.documents, columns=self.columns)
+            return where.map_sides(lambda tokens: tokens.with_sequence(**facts)) if facts else where
         length, device = self.tokens.shape[1], self.tokens.device
         return Positions.arange(length, device=device, valid=self.valid, document_ids=self.documents)
 
     def in_order(self) -> Batch:
         """Return the batch without the places of its tokens: they are counted instead."""
-        return replace(self, positions=None, columns=None)
+        return replace(self, positions=None, columns=None, sequence=None)
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on a device."""
@@ -62,11 +66,15 @@ class Batch:
         def maybe(t: Tensor | None) -> Tensor | None:
             return None if t is None else change(t)
 
+        def each(facts: Mapping[str, Tensor] | None) -> Mapping[str, Tensor] | None:
+            return None if facts is None else {name: change(t) for name, t in facts.items()}
+
         return Batch(
             change(self.tokens),
             change(self.targets),
             maybe(self.documents),
             maybe(self.positions),
             maybe(self.valid),
-            None if self.columns is None else {name: change(t) for name, t in self.columns.items()},
+            each(self.columns),
+            each(self.sequence),
         )

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ropewalk.coordinates.layout import text_only
 from ropewalk.core.encoding import Encoding
+from ropewalk.core.positions import Positions
 from ropewalk.lab.batch import IGNORE, Batch
 from ropewalk.lab.model import Decoder
 from ropewalk.lab.place import Place
@@ -25,14 +27,24 @@ def speed_record(what: str, length: int, tokens_per_second: Sequence[float]) -> 
     return {"kind": "speed", "what": what, "length": length, "tokens_per_second": middle, "low": low, "high": high}
 
 
-def speed(model: Decoder, length: int, place: Place) -> list[Record]:
-    """Time a whole sequence, and decoding behind it where the encoding can decode."""
+def speed(model: Decoder, length: int, place: Place, blocks: bool = False) -> list[Record]:
+    """Time a whole sequence, and decoding behind it where the encoding can decode.
+
+    Args:
+        model: it.
+        length: of the sequence.
+        place: where it runs.
+        blocks: the encoding reads blocks, and is told that all of it is text.
+    """
     tokens = torch.zeros(1, length + DECODED, dtype=torch.int64, device=place.device)
     whole = tokens[:, :length]
 
+    def where(n: int) -> Positions | None:
+        return text_only(Positions.arange(n, device=place.device)) if blocks else None
+
     def prefill() -> None:
         with place.autocast():
-            model(whole)
+            model(whole, where(length))
 
     records = [speed_record("prefill", length, [length / seconds for seconds in _timed(prefill, place)])]
     if not model.config.causal or any(encoding.why_not_cached() for encoding in model.encodings):
@@ -45,7 +57,7 @@ def speed(model: Decoder, length: int, place: Place) -> list[Record]:
         return records
     cache = model.cache()
     with place.autocast():
-        model(tokens[:, :start], cache=cache)
+        model(tokens[:, :start], where(start), cache=cache)
         before = cache.snapshot()
 
         def decode() -> None:

@@ -327,8 +327,9 @@ def _measure(
     for measure in workload.measures():
         jobs[measure.name] = lambda measure=measure: measure.run(place.forward(model))  # type: ignore[misc]
     jobs["memory"] = lambda: costs.memory(model, workload.batch(0, spec.batch_size, spec.seed), place)
+    blocks = workload.domain == "layout"
     for length in workload.lengths:
-        jobs[f"speed/{length}"] = lambda length=length: costs.speed(model, length, place)  # type: ignore[misc]
+        jobs[f"speed/{length}"] = lambda length=length: costs.speed(model, length, place, blocks)  # type: ignore[misc]
     for name, job in jobs.items():
         if name in done:
             continue

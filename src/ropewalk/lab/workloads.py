@@ -27,6 +27,7 @@ from ropewalk.lab.tasks import task as named_task
 from ropewalk.lab.tasks.needle import Needle
 from ropewalk.lab.tasks.score import score
 from ropewalk.lab.tasks.task import Task
+from ropewalk.lab.tasks.video_needle import VideoNeedle
 
 ROWS = 16  # sequences that are measured at once, at the trained length
 
@@ -62,8 +63,8 @@ class Workload(ABC):
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Return the domains whose encodings can work on it."""
-        return tuple(dict.fromkeys(("sequence", self.domain)))
+        """Return the domains whose encodings can work on it; a clip is a grid with time for its first axis."""
+        return tuple(dict.fromkeys(("sequence", self.domain, *(("grid",) if self.domain == "clip" else ()))))
 
     @abstractmethod
     def batch(self, step: int, size: int, seed: int) -> Batch:
@@ -194,7 +195,7 @@ class Generated(Workload):
 
     def measures(self) -> list[Measure]:
         made = [Measure(f"exact/{n}", partial(self._exact, size=n)) for n in self.sizes]
-        if isinstance(self.task, Needle):
+        if isinstance(self.task, (Needle, VideoNeedle)):
             made += [Measure(f"grid/{n}", partial(self._grid, size=n)) for n in self.sizes]
         return made
 
@@ -228,7 +229,7 @@ class Generated(Workload):
 
     def _grid(self, forward: Forward, size: int) -> list[Record]:
         task = self.task
-        assert isinstance(task, Needle)
+        assert isinstance(task, (Needle, VideoNeedle))
         records: list[Record] = []
         for depth in DEPTHS:
             batch = task.at_depth(size, depth, 32, seed=0)
@@ -329,7 +330,7 @@ def seen_by(workload: Workload, encodings: Sequence[str]) -> Workload:
     domains = {record.traits.domain for name in encodings for record in parse(name).records()}
     if "segments" in domains and isinstance(workload, Text):
         return Seen(workload, partial(in_lines, closing=workload.line_ends()))
-    if workload.domain == "sequence" or workload.domain in domains:
+    if workload.domain == "sequence" or domains & ({*workload.domains} - {"sequence"}):
         return workload
     return Seen(workload, Batch.in_order)
 

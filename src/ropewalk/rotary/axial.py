@@ -14,7 +14,7 @@ from ropewalk.frequencies.spectrum import check_base, check_rotary_width, geomet
 
 
 def axis_widths(head_dim: int, axes: int, widths: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Return the channels of each axis, checked: even, and head_dim together; None: equal shares."""
+    """Return the channels of each axis, checked: even, and head_dim together; 0: nothing turns by it; None: equal shares."""
     check_positive(head_dim=head_dim, axes=axes)
     if widths is None:
         if head_dim % (2 * axes):
@@ -24,7 +24,8 @@ def axis_widths(head_dim: int, axes: int, widths: Sequence[int] | None = None) -
             )
         return (head_dim // axes,) * axes
     for width in widths:
-        check_rotary_width(width)
+        if width:
+            check_rotary_width(width)
     if len(widths) != axes or sum(widths) != head_dim:
         raise ConfigError(
             f"channels {list(widths)} of {axes} axes: give one even number an axis, {head_dim} (head_dim) together"
@@ -45,7 +46,7 @@ class AxialRoPE(Rotary):
     Args:
         head_dim: width d of a head.
         axes: axes of a position: (t, row, col) or its last ones.
-        widths: channels d_a of each axis; None: equal shares.
+        widths: channels d_a of each axis, 0 for one by which nothing turns; None: equal shares.
         base: of the frequencies.
         pairing: "interleaved" (each axis owns channels next to each other) or "half".
 
@@ -76,7 +77,7 @@ class AxialRoPE(Rotary):
         self.derive("inv_freq", self._inverse_frequencies)
 
     def _inverse_frequencies(self) -> Tensor:
-        return torch.cat([geometric(width, self.base).tensor() for width in self.widths])
+        return torch.cat([geometric(width, self.base).tensor() for width in self.widths if width])
 
     def fit(self, head_dim: int) -> None:
         if head_dim != self.head_dim:

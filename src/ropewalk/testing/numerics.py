@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.backends import attend
-from ropewalk.core.attention import Problem, leaves
+from ropewalk.backends import attend, dense
+from ropewalk.core.attention import Attention, Problem, leaves
 from ropewalk.core.encoding import Encoding
 from ropewalk.core.errors import RopewalkError
 from ropewalk.testing.compare import (
@@ -98,7 +98,7 @@ def _masked(s: Subject, encoding: Encoding, causal: bool, mask: Tensor, case: st
     p = s.problem(encoding, LONG, causal, mask=mask)
     leaf = [t.clone().requires_grad_() for t in inputs(p)]
     encoded = encoding(like(p, leaf))
-    seen = mask.tril() if causal else mask
+    seen = mask & _visible(s, encoding, causal)
     made = encoding.output_heads(HEADS) // HEADS
     blank = ~seen.any(-1).expand(BATCH, HEADS, LONG).repeat_interleave(made, 1)
     want = attend(encoded, "dense")
@@ -109,6 +109,17 @@ def _masked(s: Subject, encoding: Encoding, causal: bool, mask: Tensor, case: st
         agree(out, want, SAME, f"{case}, {backend}", "the dense result")
         grads = torch.autograd.grad(out.square().sum(), leaf, retain_graph=True, allow_unused=True)
         finite(f"{case}, {backend}", *(g for g in grads if g is not None), what="gradients")
+
+
+def _visible(s: Subject, encoding: Encoding, causal: bool) -> Tensor:
+    """Return which keys a query may see: those up to itself, unless the encoding says who sees whom in place of causality."""
+    encoded = encoding(s.problem(encoding, LONG, causal))
+    if isinstance(encoded, Attention) and any(m.name == "causal" for m in encoded.masks):
+        made = dense.allowed(encoded)
+        assert made is not None
+        return made
+    every = torch.ones(LONG, LONG, dtype=torch.bool)
+    return every.tril() if causal else every
 
 
 def _options(s: Subject, encoding: Encoding, causal: bool) -> None:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ropewalk.coordinates.blocks import FIELDS
 from ropewalk.core.encoding import Encoding
 from ropewalk.core.positions import Positions, Tokens
 from ropewalk.testing.compare import require
@@ -42,7 +43,11 @@ def shifted(positions: Positions, by: float) -> Positions:
         columns = {**t.columns, "position": t.position + by}
         if "extrinsics" in columns:  # world to camera
             columns["extrinsics"] = columns["extrinsics"] @ world
-        return Tokens(columns, t.sequence)
+        facts = dict(t.sequence)
+        if "blocks" in facts:  # they are counted as the tokens are
+            starts = torch.tensor([float(name == "start") for name in FIELDS], dtype=torch.float64)
+            facts["blocks"] = facts["blocks"] + by * starts
+        return Tokens(columns, facts)
 
     return positions.map_sides(move)
 

@@ -269,7 +269,7 @@ def t5():
     ("make", "message"),
     [
         (gpt2, r"GPT2LMHeadModel adds learned absolute positions .*transformer\.wpe"),
-        (qwen2_vl, "makes its tables in a way that is not known here"),
+        (qwen2_vl, "turns by several axes"),
         (t5, "T5ForConditionalGeneration is no rotary model"),
         (lambda: torch.nn.Linear(2, 2), "expected a model of transformers; got Linear"),
     ],

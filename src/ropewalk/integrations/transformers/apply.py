@@ -227,6 +227,8 @@ def _frequencies(encoding: Encoding, places: list[RotaryPlace]) -> Spectrum | En
     planes = {len(inv_freq) for place in places for inv_freq, _ in place.inv_freq.values()}
     if type(encoding) is not RoPE or {LAYOUTS[p.layout][1] for p in places} != {encoding.pairing} or len(planes) != 1:
         return encoding
+    if places[0].sections is not None:  # what is RoPE is not what turns by several axes
+        return encoding
     own = encoding.spectrum or encoding.frequencies(encoding.head_dim or 2 * max(planes))
     return own if len(own.inv_freq) in planes else encoding
 

@@ -9,20 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedConfig
+from transformers import GenerationMixin, PreTrainedConfig
 
 from ropewalk import __version__
 from ropewalk.core.combinators import PerLayer
 from ropewalk.core.encoding import Encoding
-from ropewalk.core.errors import CacheError, CannotCache, ConfigError
+from ropewalk.core.errors import CacheError, CannotCache, ConfigError, PositionError
+from ropewalk.core.positions import Positions
 from ropewalk.frequencies import RopeConfigWarning, Spectrum
 from ropewalk.integrations.transformers import parts
 from ropewalk.integrations.transformers.attention import NAME, LayerStep, Step, positions_of, with_columns
 from ropewalk.integrations.transformers.cache import EncodedCache
 from ropewalk.integrations.transformers.parts import RotaryPlace
 from ropewalk.integrations.transformers.rotary import RotaryTables
+from ropewalk.integrations.transformers.vision import VisionPlaces, family_of
 
 CACHES = ("cache", "past_key_values", "layer_past")
 """Names under which models and their layers take a cache."""
@@ -75,6 +78,8 @@ class Bridge(nn.Module):
         self.encodings = None if encodings is None else PerLayer(encodings)
         self.undo = Undo(model)
         self.columns: dict[str, Tensor] = {}
+        family = family_of(model.config)
+        self.vision = None if family is None else VisionPlaces(model.config, family)
 
     # ---- putting in and taking out ----------------------------------------------------------------------------
 
@@ -105,6 +110,11 @@ class Bridge(nn.Module):
         config._attn_implementation = NAME
         if hasattr(model, "_prepare_cache_for_generation"):
             model._prepare_cache_for_generation = self.prepare_cache
+        if self.vision is not None:
+            whole = model.get_submodule(self.places[0].name.rpartition(".")[0].rpartition(".")[0])
+            undo.handles.append(whole.register_forward_pre_hook(self.enter_whole, with_kwargs=True))
+            if hasattr(model, "_prepare_position_ids_for_generation"):
+                model._prepare_position_ids_for_generation = self.prepare_positions
 
     def take_out(self) -> None:
         """Put everything back."""
@@ -118,7 +128,8 @@ class Bridge(nn.Module):
             handle.remove()
         if self.encodings is not None:
             parts.decoder_config(model)._attn_implementation = undo.implementation
-            model.__dict__.pop("_prepare_cache_for_generation", None)
+            for name in ("_prepare_cache_for_generation", "_prepare_position_ids_for_generation"):
+                model.__dict__.pop(name, None)
         del model.ropewalk
         if hasattr(model.config, NAME):
             delattr(model.config, NAME)
@@ -149,6 +160,11 @@ class Bridge(nn.Module):
             ConfigError: it cannot have other encodings, or not these.
         """
         if self.encodings is None:
+            if self.vision is not None:
+                raise ConfigError(
+                    f"{type(self.undo.model).__name__} turns by several axes: other frequencies are another encoding of it, "
+                    "such as hf.apply(model, MRoPE(head_dim, sections, spectrum=...))"
+                )
             return
         model, config = self.undo.model, parts.decoder_config(self.undo.model)
         layers = parts.attention_layers(model)
@@ -163,12 +179,12 @@ class Bridge(nn.Module):
             raise ConfigError(
                 f"{type(model).__name__} does not let its attention function be chosen; only its frequencies can be changed"
             )
-        if config is not model.config:
+        if config is not model.config and self.vision is None:
             raise ConfigError(
                 f"{type(model).__name__} reads more than text, and who sees whom in it is more than causality: only its "
                 "frequencies can be changed"
             )
-        if config.model_type not in parts.TRIED:
+        if config.model_type not in parts.TRIED and self.vision is None:
             warnings.warn(
                 f"encodings in {config.model_type!r} models were not tried (tried: {', '.join(parts.TRIED)}): compare the "
                 "logits with those before, with an encoding that is the model's own",
@@ -209,7 +225,15 @@ class Bridge(nn.Module):
         if (x is None) == (ids is None):
             raise ConfigError("give one of input_ids and inputs_embeds")
         tokens: Tensor = ids if x is None else x  # type: ignore[assignment]
-        positions = positions_of(given, tokens.shape[1], tokens.shape[0], tokens.device, cache)
+        if self.vision is None:
+            positions = positions_of(given, tokens.shape[1], tokens.shape[0], tokens.device, cache)
+        elif isinstance(given.get(NAME), Positions):
+            positions = given[NAME]
+        else:
+            raise PositionError(
+                f"{type(base).__name__} was called by itself, which does not say what images its tokens are of: call the "
+                "whole model"
+            )
         if self.columns:
             past = 0 if cache is None else cache.kv.length
             positions = with_columns(positions, self.columns, past, tokens.shape[0])
@@ -227,6 +251,35 @@ class Bridge(nn.Module):
         if name is not None:
             given |= {name: cache, "use_cache": cache is not None}
         return (), given
+
+    def enter_whole(
+        self, whole: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[()], dict[str, Any]]:
+        """Find out, before images become embeddings, where the tokens are; what the model would find turns nothing any more."""
+        assert self.vision is not None
+        bound = inspect.signature(whole.forward).bind_partial(*args, **kwargs)
+        given = dict(bound.arguments)
+        given |= given.pop("kwargs", {})
+        x = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
+        if x is None:
+            raise ConfigError("give one of input_ids and inputs_embeds")
+        cache = next((given[n] for n in CACHES if given.get(n) is not None), None)
+        held = cache.kv.tokens if isinstance(cache, EncodedCache) else None
+        positions = self.vision.step({**given, **self.columns}, held, given.get(NAME))
+        none = torch.zeros(3, *x.shape[:2], dtype=torch.long, device=x.device)
+        return (), {**given, NAME: positions, "position_ids": none}
+
+    def prepare_positions(self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
+        """Place the whole prompt that `generate` was given, while the grids are still there, and count its tokens."""
+        assert self.vision is not None
+        given = dict(model_kwargs)
+        if given.get("input_ids") is None or not given["input_ids"].shape[1]:
+            given["input_ids"] = None if inputs_tensor.is_floating_point() else inputs_tensor
+        model_kwargs[NAME] = self.vision.whole({**given, **self.columns})
+        counted: Tensor = GenerationMixin._prepare_position_ids_for_generation(
+            self.undo.model, inputs_tensor, model_kwargs
+        )
+        return counted
 
     def _cache(self, held: Any, given: Mapping[str, Any]) -> EncodedCache | None:
         wanted = given.get("use_cache")

@@ -160,6 +160,9 @@ def _fitted(expression: Expression, fit: Fit, width: int) -> Expression:
         return replace(expression, parts=tuple(_fitted(part, fit, width) for part in expression.parts))
     takes = inspect.signature(expression.record.load()).parameters
     own: dict[str, Any] = {"pairing": fit.pairing, "base": fit.base, **dict.fromkeys(TRAINED, fit.context)}
+    if fit.sections is not None:  # of several axes: what the model's own scheme says of them
+        of_axes = {n: getattr(fit, n) for n in ("sections", "rotary_dim", "tokens_per_second")}
+        own |= {n: value for n, value in of_axes.items() if value is not None}
     if "spectrum" in takes and "base" not in expression.arguments:
         if fit.spectrum is None or 2 * len(fit.spectrum.inv_freq) > width:
             raise ConfigError(

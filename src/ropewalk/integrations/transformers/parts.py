@@ -20,6 +20,8 @@ from ropewalk.core.rotation import Pairing
 from ropewalk.frequencies import RopeConfig, RopeConfigWarning, Spectrum, read_rope_config
 from ropewalk.integrations.transformers.attention import NAME
 from ropewalk.integrations.transformers.rotary import ALL, LAYOUTS, RotaryTables, layout_of
+from ropewalk.integrations.transformers.vision import family_of
+from ropewalk.rotary.mrope import MRoPE
 from ropewalk.rotary.rope import RoPE
 
 TRIED = (
@@ -56,6 +58,12 @@ class RotaryPlace:
         """Return a new module of its class, on the CPU."""
         return _make(self.kind, self.config if config is None else config, self.name)
 
+    @property
+    def sections(self) -> tuple[int, ...] | None:
+        """Pairs of each axis, where positions have several; None: they are plain."""
+        found: Any = getattr(self.fresh(), "mrope_section", None)
+        return None if found is None else tuple(found)
+
     def read(self, layer_type: str) -> RopeConfig:
         """Return what the configuration says of a layer type."""
         return read_rope_config(self.config, layer_type=None if layer_type == ALL else layer_type)
@@ -68,6 +76,8 @@ class RotaryPlace:
         """
         read = self.read(layer_type)
         for finding in read.findings:
+            if finding.startswith("mrope_section"):
+                continue  # how the axes share the frequencies is known here
             warnings.warn(finding, RopeConfigWarning, stacklevel=4)
         spectrum = read.spectrum(length)
         made, factor = self.inv_freq[layer_type]
@@ -100,6 +110,9 @@ def rotary_places(model: nn.Module) -> list[RotaryPlace]:
         for name, module in model.named_modules()
         if "Rotary" in type(module).__name__ and "position_ids" in inspect.signature(module.forward).parameters
     ]
+    if family_of(getattr(model, "config", None)) is not None:  # the tower that sees patches keeps its own
+        text = decoder_config(model).model_type
+        found = [(name, module) for name, module in found if module.config.model_type == text]
     if not found:
         added = [n for n, m in model.named_modules() if isinstance(m, nn.Embedding) and n.rpartition(".")[2] in ADDED]
         if added:
@@ -264,6 +277,14 @@ class Fit:
     base: float
     spectrum: Spectrum | None
     turns: bool
+    sections: tuple[int, ...] | None = None  # of models whose positions have several axes
+    tokens_per_second: float | None = None
+
+    @property
+    def rotary_dim(self) -> int | None:
+        """Channels that turn, where they are not all."""
+        turned = None if self.spectrum is None else 2 * len(self.spectrum.inv_freq)
+        return None if turned == self.head_dim else turned
 
     def keywords(self) -> dict[str, int]:
         """Return the keywords of `ropewalk.build`."""
@@ -294,6 +315,10 @@ def fits(model: nn.Module, place: RotaryPlace, spectra: Mapping[str, Spectrum] |
         read = place.read(t)
         own = spectra[t] if spectra is not None else None if read.follows_length else place.declared(t)
         by_type[t] = (read.base, own)
+    sections = tokens_per_second = None
+    if family_of(getattr(model, "config", None)) is not None:
+        sections = place.sections
+        tokens_per_second = getattr(model.config.vision_config, "tokens_per_second", None)  # type: ignore[union-attr]
     made = []
     for i, layer in enumerate(layers):
         base, spectrum = by_type[ALL] if ALL in by_type else by_type.get(config.layer_types[i], (10_000.0, None))
@@ -301,6 +326,7 @@ def fits(model: nn.Module, place: RotaryPlace, spectra: Mapping[str, Spectrum] |
             Fit(
                 width, heads, kv_heads, config.hidden_size, config.max_position_embeddings,
                 LAYOUTS[place.layout][1], base, spectrum, bool(getattr(layer, "use_rope", True)),
+                sections, tokens_per_second,
             )
         )  # fmt: skip
     return made
@@ -320,14 +346,19 @@ def own_encodings(model: nn.Module, place: RotaryPlace, spectra: Mapping[str, Sp
     Raises:
         ConfigError: a model type whose layers are not known.
     """
-    kind = decoder_config(model).model_type
-    if kind not in TRIED:
+    kind, family = decoder_config(model).model_type, family_of(getattr(model, "config", None))
+    if family is None and kind not in TRIED:
         raise ConfigError(
             f"which layers of a {kind!r} model turn what is not known; known are {', '.join(TRIED)}.{suggest(kind, TRIED)}"
         )
     made: dict[Fit, Encoding] = {}
     for fit in (own := fits(model, place, spectra)):
-        if fit not in made:
+        if fit not in made and family is not None:
+            made[fit] = MRoPE(
+                fit.head_dim, fit.sections, fit.base, family.layout, tokens_per_second=fit.tokens_per_second,
+                rotary_dim=fit.rotary_dim, pairing=fit.pairing, spectrum=fit.spectrum,
+            )  # fmt: skip
+        elif fit not in made:
             made[fit] = RoPE(fit.head_dim, pairing=fit.pairing, spectrum=fit.spectrum) if fit.turns else NoPE()
     return [made[fit] for fit in own]
 
@@ -335,4 +366,4 @@ def own_encodings(model: nn.Module, place: RotaryPlace, spectra: Mapping[str, Sp
 def still(place: RotaryPlace) -> RotaryTables:
     """Return tables that turn nothing, for layers whose encoding is applied elsewhere."""
     nothing = {t: Spectrum((0.0,) * len(inv_freq)) for t, (inv_freq, _) in place.inv_freq.items()}
-    return RotaryTables(nothing, place.layout)
+    return RotaryTables(nothing, place.layout, axes_first=place.sections is not None)

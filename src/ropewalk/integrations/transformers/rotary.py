@@ -54,15 +54,18 @@ class RotaryTables(nn.Module):
     Args:
         spectra: frequencies by layer type; `ALL` where the layers do not differ.
         layout: a name of `LAYOUTS`.
+        axes_first: positions come as (axes, b, S), of which the first axis is taken: for tables that turn nothing.
     """
 
-    def __init__(self, spectra: Mapping[str, Spectrum], layout: str) -> None:
+    def __init__(self, spectra: Mapping[str, Spectrum], layout: str, axes_first: bool = False) -> None:
         super().__init__()
-        self.layout = layout
+        self.layout, self.axes_first = layout, axes_first
         self.by_type = nn.ModuleDict({name: RoPE(spectrum=spectrum) for name, spectrum in spectra.items()})
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Tables:
         """Return the tables for positions (b, S), in the dtype of the hidden states x."""
+        if self.axes_first and position_ids.ndim == 3:
+            position_ids = position_ids[0]
         rope = cast("RoPE", self.by_type[ALL if layer_type is None else layer_type])
         angles = rope.angles(position_ids.double())
         cos, sin = rotation.tables(angles, table_dtype(x), rope.magnitude)

@@ -56,6 +56,17 @@ _NAMES = (
     "pape",
     "harope",
     "gta",
+    "mrope",
+    "mrope_interleave",
+    "videorope",
+    "hope_video",
+    "vrope",
+    "rope_dhr",
+    "pype",
+    "concentric_attention",
+    "mousi",
+    "modality_rope",
+    "st_rope",
 )
 
 EXPERIMENTS: dict[str, str] = {

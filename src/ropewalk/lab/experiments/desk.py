@@ -41,6 +41,21 @@ FULL_NEEDLE: dict[str, Any] = {
     "lr": 2e-3,
 }
 
+# Questions about generated pictures, and needles in generated videos with a frame beside them that looks like the needle's.
+PICTURES: dict[str, Any] = {"shape": SHAPE, "tokens": 600_000, "batch_size": 32, "lr": 3e-3, "windows": 256}
+VIDEO: dict[str, Any] = {
+    **PICTURES,
+    "task": "video_needle(columns=2, colours=4, keys=4, gap=2)",
+    "tokens": 900_000,
+    "batch_size": 64,
+}
+FULL_PICTURES: dict[str, Any] = {
+    "tokens": 10_000_000,
+    "seeds": 5,
+    "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},
+    "lr": 2e-3,
+}
+
 SMALL_MODEL = "models of about 100,000 parameters on bytes of source code, trained for minutes"
 
 

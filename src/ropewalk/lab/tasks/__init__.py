@@ -52,6 +52,11 @@ TASKS: dict[str, str] = {
 PLACED: dict[str, str] = {
     "marked_cell": "ropewalk.lab.tasks.marked_cell:MarkedCell",
     "views": "ropewalk.lab.tasks.views:Views",
+    "video_needle": "ropewalk.lab.tasks.video_needle:VideoNeedle",
+    "picture_question": "ropewalk.lab.tasks.picture_question:PictureQuestion",
+    "picture_edit": "ropewalk.lab.tasks.picture_edit:PictureEdit",
+    "tiles_needle": "ropewalk.lab.tasks.tiles_needle:TilesNeedle",
+    "motion": "ropewalk.lab.tasks.motion:Motion",
 }
 
 
