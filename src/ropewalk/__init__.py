@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.code import code_positions as code_positions
     from ropewalk.coordinates.code import code_segments as code_segments
     from ropewalk.coordinates.grid import grid_positions as grid_positions
+    from ropewalk.coordinates.headings import heading_positions as heading_positions
     from ropewalk.coordinates.layout import layout as layout
     from ropewalk.coordinates.layout import packed_layout as packed_layout
     from ropewalk.coordinates.layout import text_only as text_only
@@ -96,6 +97,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.carope import CARoPE as CARoPE
     from ropewalk.rotary.concentric import ConcentricAttention as ConcentricAttention
     from ropewalk.rotary.dope import DoPE as DoPE
+    from ropewalk.rotary.drope_directional import DirectionalRoPE as DirectionalRoPE
     from ropewalk.rotary.dynamic_ntk import DynamicNTK as DynamicNTK
     from ropewalk.rotary.entropy_abf import LogLengthScale as LogLengthScale
     from ropewalk.rotary.grape import GRAPEMultiplicative as GRAPEMultiplicative
@@ -173,6 +175,7 @@ _HOME = {
     "ContextualCoPE": "bias.contextual_cope",
     "CosineTransform": "embedding.orthogonal_functions",
     "DoPE": "rotary.dope",
+    "DirectionalRoPE": "rotary.drope_directional",
     "DynamicNTK": "rotary.dynamic_ntk",
     "FIRE": "bias.fire",
     "FoX": "bias.fox",
@@ -243,6 +246,7 @@ _HOME = {
     "Video": "coordinates.blocks",
     "clip_positions": "coordinates.clip",
     "code_positions": "coordinates.code",
+    "heading_positions": "coordinates.headings",
     "code_segments": "coordinates.code",
     "grid_positions": "coordinates.grid",
     "layout": "coordinates.layout",

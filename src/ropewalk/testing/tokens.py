@@ -20,6 +20,7 @@ GIVEN = {
     "extrinsics",
     "segment",
     "intra",
+    "directed",
 }  # columns that users give; others were drawn
 
 

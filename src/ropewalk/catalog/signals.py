@@ -1,0 +1,31 @@
+"""Encodings of signals other than text and pictures: road users, speech, spectra, formulas, structured and mixed texts."""
+
+from __future__ import annotations
+
+from ropewalk.catalog.entry import Record, Traits
+
+RECORDS: tuple[Record, ...] = (
+    Record(
+        slug="drope_directional",
+        name="DRoPE (directional)",
+        summary="Places turn channel pairs as in RoPE, and a heading turns all of its pairs by itself.",
+        paper="DRoPE: Directional Rotary Position Embedding for Efficient Agent Interaction Modeling",
+        authors="Jianbo Zhao, Taiyu Ban, Zhihao Liu, Hangning Zhou, Xiyang Wang, Qibin Zhou, Hailong Qin, Mu Yang, Lei Liu, "
+        "Bin Li",
+        arxiv="2503.15029",
+        year=2025,
+        kind="rotary",
+        traits=Traits(
+            relative=True,  # to shifts of place and heading, not to turns of the scene
+            norm_preserving=True,
+            content_dependent=False,
+            streamable=True,
+            linear_attention=True,
+            domain="headings",
+        ),
+        factory="ropewalk.rotary.drope_directional:DirectionalRoPE",
+        defaults={"head_dim": 32},
+        needs=("headings",),
+        sheet=54,
+    ),
+)
