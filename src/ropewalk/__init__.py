@@ -111,6 +111,8 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.hope_hyperbolic import HyperbolicRoPE as HyperbolicRoPE
     from ropewalk.rotary.hope_video import HybridVideoRoPE as HybridVideoRoPE
     from ropewalk.rotary.kv_shift import KVShift as KVShift
+    from ropewalk.rotary.larope import LARoPE as LARoPE
+    from ropewalk.rotary.larope import length_aware_positions as length_aware_positions
     from ropewalk.rotary.lerope import LearnedRoPE as LearnedRoPE
     from ropewalk.rotary.linear_attention import LinearAttention as LinearAttention
     from ropewalk.rotary.longrope import LongRoPE as LongRoPE
@@ -175,6 +177,8 @@ _HOME = {
     "ContextualCoPE": "bias.contextual_cope",
     "CosineTransform": "embedding.orthogonal_functions",
     "DoPE": "rotary.dope",
+    "length_aware_positions": "rotary.larope",
+    "LARoPE": "rotary.larope",
     "DirectionalRoPE": "rotary.drope_directional",
     "DynamicNTK": "rotary.dynamic_ntk",
     "FIRE": "bias.fire",

@@ -28,4 +28,25 @@ RECORDS: tuple[Record, ...] = (
         needs=("headings",),
         sheet=54,
     ),
+    Record(
+        slug="larope",
+        name="LARoPE",
+        summary="RoPE at positions that are divided by the length of their own sequence.",
+        paper="Length-Aware Rotary Position Embedding for Text-Speech Alignment",
+        authors="Hyeongju Kim, Juheon Lee, Jinhyeok Yang, Jacob Morton",
+        arxiv="2509.11084",
+        year=2025,
+        kind="rotary",
+        traits=Traits(
+            relative=True,  # within one sequence; in cross-attention each side has its own length
+            norm_preserving=True,
+            content_dependent=False,
+            streamable=False,  # a longer sequence has other positions
+            linear_attention=True,
+            reduces_to=("rope when the length == gamma",),
+        ),
+        factory="ropewalk.rotary.larope:LARoPE",
+        defaults={"head_dim": 32},
+        sheet=88,
+    ),
 )

@@ -132,7 +132,7 @@ def _exact_angles(name: str, module: Rotary, tokens: Tokens) -> None:
         tensor = module.get_buffer(buffer)
         exact = tensor.dtype == torch.float64 or not tensor.is_floating_point()
         require(exact, f"{name}.{buffer}", "float64", tensor.dtype)
-    angles = module.angles(tokens.coordinates())
+    angles = module.angles(module.coordinates(tokens, ()))
     require(angles.dtype == torch.float64, f"{name}.angles", "float64", angles.dtype)
     rounded = bool(angles.any()) and torch.equal(angles.float().double(), angles)
     expected = "float64 products of position and frequency"
@@ -141,7 +141,7 @@ def _exact_angles(name: str, module: Rotary, tokens: Tokens) -> None:
 
 def _exact_tables(module: Rotary, tokens: Tokens) -> None:
     # parameters are float32 numbers in every module, so the reference reads them rounded
-    angles = copy.deepcopy(module).float().double().angles(tokens.coordinates())
+    angles = copy.deepcopy(module).float().double().angles(module.coordinates(tokens, ()))
     angles = angles[:, None] if angles.ndim == 3 else angles
     bound = TABLE * max(1.0, abs(module.magnitude))
     for dtype in LOW:
