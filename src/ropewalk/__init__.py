@@ -61,6 +61,8 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.randomized import RandomizedPositions as RandomizedPositions
     from ropewalk.coordinates.scale import Scale as Scale
     from ropewalk.coordinates.segments import segment_positions as segment_positions
+    from ropewalk.coordinates.turns import speaker_activity as speaker_activity
+    from ropewalk.coordinates.turns import speaker_positions as speaker_positions
     from ropewalk.core.attention import Attention as Attention
     from ropewalk.core.attention import Parts as Parts
     from ropewalk.core.combinators import Partial as Partial
@@ -137,6 +139,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.self_extend import SelfExtend as SelfExtend
     from ropewalk.rotary.st_rope import STRoPE as STRoPE
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
+    from ropewalk.rotary.time_speaker_rope import TimeSpeakerRoPE as TimeSpeakerRoPE
     from ropewalk.rotary.videorope import VideoRoPE as VideoRoPE
     from ropewalk.rotary.vrope import VRoPE as VRoPE
     from ropewalk.rotary.xpos import XPos as XPos
@@ -177,6 +180,7 @@ _HOME = {
     "ContextualCoPE": "bias.contextual_cope",
     "CosineTransform": "embedding.orthogonal_functions",
     "DoPE": "rotary.dope",
+    "TimeSpeakerRoPE": "rotary.time_speaker_rope",
     "length_aware_positions": "rotary.larope",
     "LARoPE": "rotary.larope",
     "DirectionalRoPE": "rotary.drope_directional",
@@ -250,6 +254,8 @@ _HOME = {
     "Video": "coordinates.blocks",
     "clip_positions": "coordinates.clip",
     "code_positions": "coordinates.code",
+    "speaker_activity": "coordinates.turns",
+    "speaker_positions": "coordinates.turns",
     "heading_positions": "coordinates.headings",
     "code_segments": "coordinates.code",
     "grid_positions": "coordinates.grid",

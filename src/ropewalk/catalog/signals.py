@@ -49,4 +49,27 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         sheet=88,
     ),
+    Record(
+        slug="time_speaker_rope",
+        name="TS-RoPE",
+        summary="Frames turn half of the channel pairs, and the turns and activity of each speaker pairs of their own.",
+        paper="TellWhisper: Tell Whisper Who Speaks When",
+        authors="Yifan Hu, Peiji Yang, Zhisheng Wang, Yicheng Zhong, Rui Liu",
+        arxiv="2601.03712",
+        year=2026,
+        kind="rotary",
+        traits=Traits(
+            relative=True,  # in time
+            norm_preserving=True,
+            content_dependent=False,
+            streamable=True,
+            linear_attention=True,
+            domain="turns",
+            training="drop-in",
+        ),
+        factory="ropewalk.rotary.time_speaker_rope:TimeSpeakerRoPE",
+        defaults={"head_dim": 32},
+        needs=("speakers",),
+        sheet=89,
+    ),
 )

@@ -21,6 +21,8 @@ GIVEN = {
     "segment",
     "intra",
     "directed",
+    "activity",
+    "turns",
 }  # columns that users give; others were drawn
 
 
