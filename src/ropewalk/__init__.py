@@ -61,6 +61,8 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.randomized import RandomizedPositions as RandomizedPositions
     from ropewalk.coordinates.scale import Scale as Scale
     from ropewalk.coordinates.segments import segment_positions as segment_positions
+    from ropewalk.coordinates.spectra import patch_spectrum as patch_spectrum
+    from ropewalk.coordinates.spectra import spectrum_positions as spectrum_positions
     from ropewalk.coordinates.turns import speaker_activity as speaker_activity
     from ropewalk.coordinates.turns import speaker_positions as speaker_positions
     from ropewalk.core.attention import Attention as Attention
@@ -142,6 +144,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.time_speaker_rope import TimeSpeakerRoPE as TimeSpeakerRoPE
     from ropewalk.rotary.videorope import VideoRoPE as VideoRoPE
     from ropewalk.rotary.vrope import VRoPE as VRoPE
+    from ropewalk.rotary.wavelength_rope import WavelengthRoPE as WavelengthRoPE
     from ropewalk.rotary.xpos import XPos as XPos
 
 # name -> module below ropewalk that defines it; a name mapped to itself is that module
@@ -180,6 +183,7 @@ _HOME = {
     "ContextualCoPE": "bias.contextual_cope",
     "CosineTransform": "embedding.orthogonal_functions",
     "DoPE": "rotary.dope",
+    "WavelengthRoPE": "rotary.wavelength_rope",
     "TimeSpeakerRoPE": "rotary.time_speaker_rope",
     "length_aware_positions": "rotary.larope",
     "LARoPE": "rotary.larope",
@@ -254,6 +258,8 @@ _HOME = {
     "Video": "coordinates.blocks",
     "clip_positions": "coordinates.clip",
     "code_positions": "coordinates.code",
+    "patch_spectrum": "coordinates.spectra",
+    "spectrum_positions": "coordinates.spectra",
     "speaker_activity": "coordinates.turns",
     "speaker_positions": "coordinates.turns",
     "heading_positions": "coordinates.headings",
