@@ -53,6 +53,8 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.clip import clip_positions as clip_positions
     from ropewalk.coordinates.code import code_positions as code_positions
     from ropewalk.coordinates.code import code_segments as code_segments
+    from ropewalk.coordinates.formulas import formula_positions as formula_positions
+    from ropewalk.coordinates.formulas import latex_position_forest as latex_position_forest
     from ropewalk.coordinates.grid import grid_positions as grid_positions
     from ropewalk.coordinates.headings import heading_positions as heading_positions
     from ropewalk.coordinates.layout import layout as layout
@@ -93,6 +95,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.embedding.orthogonal_functions import Legendre as Legendre
     from ropewalk.embedding.orthogonal_functions import SquareWaves as SquareWaves
     from ropewalk.embedding.orthogonal_functions import WaveletBasis as WaveletBasis
+    from ropewalk.embedding.position_forest import PositionForestEmbedding as PositionForestEmbedding
     from ropewalk.embedding.sinusoidal import Sinusoidal as Sinusoidal
     from ropewalk.frequencies import Spectrum as Spectrum
     from ropewalk.frequencies import geometric as geometric
@@ -208,6 +211,7 @@ _HOME = {
     "KERPLEPower": "bias.kerple",
     "KVShift": "rotary.kv_shift",
     "LearnedAbsolute": "embedding.learned",
+    "PositionForestEmbedding": "embedding.position_forest",
     "LearnedRoPE": "rotary.lerope",
     "Legendre": "embedding.orthogonal_functions",
     "LinearAttention": "rotary.linear_attention",
@@ -258,6 +262,8 @@ _HOME = {
     "Video": "coordinates.blocks",
     "clip_positions": "coordinates.clip",
     "code_positions": "coordinates.code",
+    "formula_positions": "coordinates.formulas",
+    "latex_position_forest": "coordinates.formulas",
     "patch_spectrum": "coordinates.spectra",
     "spectrum_positions": "coordinates.spectra",
     "speaker_activity": "coordinates.turns",

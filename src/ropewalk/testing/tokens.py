@@ -23,6 +23,8 @@ GIVEN = {
     "directed",
     "activity",
     "turns",
+    "path",
+    "width",
 }  # columns that users give; others were drawn
 
 
