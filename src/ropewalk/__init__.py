@@ -57,6 +57,8 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.formulas import latex_position_forest as latex_position_forest
     from ropewalk.coordinates.grid import grid_positions as grid_positions
     from ropewalk.coordinates.headings import heading_positions as heading_positions
+    from ropewalk.coordinates.hierarchy import hierarchical_coordinates as hierarchical_coordinates
+    from ropewalk.coordinates.hierarchy import hierarchical_positions as hierarchical_positions
     from ropewalk.coordinates.layout import layout as layout
     from ropewalk.coordinates.layout import packed_layout as packed_layout
     from ropewalk.coordinates.layout import text_only as text_only
@@ -117,6 +119,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.hope_high_frequency import HoPEHighFrequency as HoPEHighFrequency
     from ropewalk.rotary.hope_hyperbolic import HyperbolicRoPE as HyperbolicRoPE
     from ropewalk.rotary.hope_video import HybridVideoRoPE as HybridVideoRoPE
+    from ropewalk.rotary.hrope_paragraph import MultiChannelRoPE as MultiChannelRoPE
     from ropewalk.rotary.kv_shift import KVShift as KVShift
     from ropewalk.rotary.larope import LARoPE as LARoPE
     from ropewalk.rotary.larope import length_aware_positions as length_aware_positions
@@ -186,6 +189,7 @@ _HOME = {
     "ContextualCoPE": "bias.contextual_cope",
     "CosineTransform": "embedding.orthogonal_functions",
     "DoPE": "rotary.dope",
+    "MultiChannelRoPE": "rotary.hrope_paragraph",
     "WavelengthRoPE": "rotary.wavelength_rope",
     "TimeSpeakerRoPE": "rotary.time_speaker_rope",
     "length_aware_positions": "rotary.larope",
@@ -262,6 +266,8 @@ _HOME = {
     "Video": "coordinates.blocks",
     "clip_positions": "coordinates.clip",
     "code_positions": "coordinates.code",
+    "hierarchical_coordinates": "coordinates.hierarchy",
+    "hierarchical_positions": "coordinates.hierarchy",
     "formula_positions": "coordinates.formulas",
     "latex_position_forest": "coordinates.formulas",
     "patch_spectrum": "coordinates.spectra",
