@@ -53,6 +53,8 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.clip import clip_positions as clip_positions
     from ropewalk.coordinates.code import code_positions as code_positions
     from ropewalk.coordinates.code import code_segments as code_segments
+    from ropewalk.coordinates.coupling import couple as couple
+    from ropewalk.coordinates.coupling import coupled_positions as coupled_positions
     from ropewalk.coordinates.formulas import formula_positions as formula_positions
     from ropewalk.coordinates.formulas import latex_position_forest as latex_position_forest
     from ropewalk.coordinates.grid import grid_positions as grid_positions
@@ -91,6 +93,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.core.positions import Positions as Positions
     from ropewalk.core.positions import Tokens as Tokens
     from ropewalk.embedding.bipe import BiPE as BiPE
+    from ropewalk.embedding.coupled import position_coupling as position_coupling
     from ropewalk.embedding.learned import LearnedAbsolute as LearnedAbsolute
     from ropewalk.embedding.orthogonal_functions import Chebyshev as Chebyshev
     from ropewalk.embedding.orthogonal_functions import CosineTransform as CosineTransform
@@ -215,6 +218,7 @@ _HOME = {
     "KERPLEPower": "bias.kerple",
     "KVShift": "rotary.kv_shift",
     "LearnedAbsolute": "embedding.learned",
+    "position_coupling": "embedding.coupled",
     "PositionForestEmbedding": "embedding.position_forest",
     "LearnedRoPE": "rotary.lerope",
     "Legendre": "embedding.orthogonal_functions",
@@ -266,6 +270,8 @@ _HOME = {
     "Video": "coordinates.blocks",
     "clip_positions": "coordinates.clip",
     "code_positions": "coordinates.code",
+    "coupled_positions": "coordinates.coupling",
+    "couple": "coordinates.coupling",
     "hierarchical_coordinates": "coordinates.hierarchy",
     "hierarchical_positions": "coordinates.hierarchy",
     "formula_positions": "coordinates.formulas",
