@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.backends import attend as attend
     from ropewalk.backends import explain as explain
     from ropewalk.bias.alibi import ALiBi as ALiBi
+    from ropewalk.bias.clipped_relative import ClippedRelative as ClippedRelative
     from ropewalk.bias.contextual_cope import ContextualCoPE as ContextualCoPE
     from ropewalk.bias.fire import FIRE as FIRE
     from ropewalk.bias.fox import FoX as FoX
@@ -69,6 +70,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.segments import segment_positions as segment_positions
     from ropewalk.coordinates.spectra import patch_spectrum as patch_spectrum
     from ropewalk.coordinates.spectra import spectrum_positions as spectrum_positions
+    from ropewalk.coordinates.switching import switching_positions as switching_positions
     from ropewalk.coordinates.turns import speaker_activity as speaker_activity
     from ropewalk.coordinates.turns import speaker_positions as speaker_positions
     from ropewalk.core.attention import Attention as Attention
@@ -150,6 +152,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.self_extend import SelfExtend as SelfExtend
     from ropewalk.rotary.st_rope import STRoPE as STRoPE
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
+    from ropewalk.rotary.switching_rope import SwitchingRoPE as SwitchingRoPE
     from ropewalk.rotary.time_speaker_rope import TimeSpeakerRoPE as TimeSpeakerRoPE
     from ropewalk.rotary.videorope import VideoRoPE as VideoRoPE
     from ropewalk.rotary.vrope import VRoPE as VRoPE
@@ -192,6 +195,7 @@ _HOME = {
     "ContextualCoPE": "bias.contextual_cope",
     "CosineTransform": "embedding.orthogonal_functions",
     "DoPE": "rotary.dope",
+    "SwitchingRoPE": "rotary.switching_rope",
     "MultiChannelRoPE": "rotary.hrope_paragraph",
     "WavelengthRoPE": "rotary.wavelength_rope",
     "TimeSpeakerRoPE": "rotary.time_speaker_rope",
@@ -200,6 +204,7 @@ _HOME = {
     "DirectionalRoPE": "rotary.drope_directional",
     "DynamicNTK": "rotary.dynamic_ntk",
     "FIRE": "bias.fire",
+    "ClippedRelative": "bias.clipped_relative",
     "FoX": "bias.fox",
     "GAPE": "bias.gape",
     "GRAPEAdditive": "bias.grape_additive",
@@ -270,6 +275,7 @@ _HOME = {
     "Video": "coordinates.blocks",
     "clip_positions": "coordinates.clip",
     "code_positions": "coordinates.code",
+    "switching_positions": "coordinates.switching",
     "coupled_positions": "coordinates.coupling",
     "couple": "coordinates.coupling",
     "hierarchical_coordinates": "coordinates.hierarchy",

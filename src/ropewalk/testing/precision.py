@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ropewalk.backends import attend
 from ropewalk.core.attention import leaves
 from ropewalk.core.encoding import Encoding, Rotary
-from ropewalk.core.errors import PositionError
+from ropewalk.core.errors import NeedsColumn, PositionError
 from ropewalk.core.positions import EXACT, Positions, Tokens
 from ropewalk.testing.compare import LOW, TABLE, Excluded, agree, identical, require
 from ropewalk.testing.modules import derived
@@ -117,7 +117,10 @@ def check_precision(s: Subject) -> None:
     found = {
         name: module
         for name, module in s.encoding().named_modules()
-        if isinstance(module, Rotary) and type(module).tables is Rotary.tables and module.axes is None
+        if isinstance(module, Rotary)
+        and type(module).tables is Rotary.tables
+        and module.axes is None
+        and _counts(module, tokens)
     }
     for name, module in found.items():
         module.fit(HEAD_DIM)
@@ -125,6 +128,15 @@ def check_precision(s: Subject) -> None:
         _exact_tables(module, tokens)
     if not found:
         raise Excluded("no rotary tables; what there is was checked at large positions in 'low_precision'")
+
+
+def _counts(module: Rotary, tokens: Tokens) -> bool:
+    """Whether positions are all that it reads of tokens."""
+    try:
+        module.coordinates(tokens, ())
+    except NeedsColumn:
+        return False
+    return True
 
 
 def _exact_angles(name: str, module: Rotary, tokens: Tokens) -> None:

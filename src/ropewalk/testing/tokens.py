@@ -25,6 +25,10 @@ GIVEN = {
     "turns",
     "path",
     "width",
+    "switch",
+    "switches",
+    "since",
+    "walk",
 }  # columns that users give; others were drawn
 
 
