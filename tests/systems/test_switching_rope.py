@@ -239,11 +239,11 @@ def test_texts_are_decided_by_their_switches():
 
 def test_how_mixed_a_text_is():
     found = code_mixing(TAGS)
-    assert found.index == pytest.approx(1 - 4 / 7)
+    assert found.mixing == pytest.approx(1 - 4 / 7)
     assert found.switches == pytest.approx(3 / 7)
     assert found.languages == {"hi": 3, "en": 4}
     assert code_mixing(["o", None]) == (None, 0.0, {})
-    assert code_mixing(["hi", "hi"]).index == 0
+    assert code_mixing(["hi", "hi"]).mixing == 0
     assert code_mixing([]).switches is None
 
 

@@ -24,10 +24,10 @@ def diagonality(weights: Tensor, query_lengths: Tensor | None = None, key_length
         raise ShapeError(f"weights have shape {tuple(weights.shape)}; expected (batch, ..., queries, keys)")
     b, (queries, keys) = len(weights), weights.shape[-2:]
     sizes = []
-    for name, given, n in (("query_lengths", query_lengths, queries), ("key_lengths", key_lengths, keys)):
-        count = torch.full((b,), n, device=weights.device) if given is None else given.to(weights.device)
-        if count.shape != (b,) or bool((count < 1).any()) or bool((count > n).any()):
-            raise ShapeError(f"{name} {count.tolist()}: give one for each of {b} rows, from 1 to {n}")
+    for name, given, size in (("query_lengths", query_lengths, queries), ("key_lengths", key_lengths, keys)):
+        count = torch.full((b,), size, device=weights.device) if given is None else given.to(weights.device)
+        if count.shape != (b,) or bool((count < 1).any()) or bool((count > size).any()):
+            raise ShapeError(f"{name} {count.tolist()}: give one for each of {b} rows, from 1 to {size}")
         sizes.append(count.view(b, *[1] * (weights.ndim - 2)))
     m = torch.arange(queries, device=weights.device)
     n = torch.arange(keys, device=weights.device)

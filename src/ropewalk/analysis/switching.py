@@ -17,13 +17,13 @@ class CodeMixing(NamedTuple):
     """Statistics of one text.
 
     Attributes:
-        index: 1 − max_l n_l / (n − n_o), n_l tokens of language l and n_o neutral ones: 0 for one language, higher the more
+        mixing: 1 − max_l n_l / (n − n_o), n_l tokens of language l and n_o neutral ones: 0 for one language, higher the more
             evenly several are mixed (Das and Gambäck's code-mixing index, over 100). None: no token has a language.
         switches: of neighbouring tokens, the share at which the language changes. None: fewer than two tokens.
         languages: tokens of each.
     """
 
-    index: float | None
+    mixing: float | None
     switches: float | None
     languages: dict[str, int]
 
@@ -32,14 +32,14 @@ def code_mixing(tags: Sequence[Tag]) -> CodeMixing:
     """Return statistics of a text by the languages of its tokens.
 
     Example:
-        >>> code_mixing(["hi", "hi", "en", "o", "hi"]).index
+        >>> code_mixing(["hi", "hi", "en", "o", "hi"]).mixing
         0.25
     """
     count = Counter(tag for tag in tags if tag is not None and tag != NEUTRAL)
     total = sum(count.values())
-    index = 1 - max(count.values()) / total if total else None
+    mixing = 1 - max(count.values()) / total if total else None
     switches = sum(switching_points(tags)) / (len(tags) - 1) if len(tags) > 1 else None
-    return CodeMixing(index, switches, dict(count))
+    return CodeMixing(mixing, switches, dict(count))
 
 
 class SwitchAttention(NamedTuple):

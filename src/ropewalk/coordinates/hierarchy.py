@@ -28,8 +28,8 @@ class HierarchyState(NamedTuple):
 
     def select(self, rows: Tensor) -> HierarchyState:
         """Return other rows of the batch, as `KVCache.select` does."""
-        parts = (part.select(rows) for part in self[:3])
-        return HierarchyState(*parts, self.closed[rows])
+        paragraph, sentence, token = (unit.select(rows) for unit in (self.paragraph, self.sentence, self.token))
+        return HierarchyState(paragraph, sentence, token, self.closed[rows])
 
 
 def hierarchical_positions(

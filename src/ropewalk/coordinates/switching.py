@@ -112,7 +112,7 @@ def switching_positions(
     rows, after = [], []
     there = torch.zeros(len(tags), size, dtype=torch.bool)
     for r, (row, one) in enumerate(zip(tags, before, strict=True)):
-        made, one = _row(row, one, documents and documents[r], real and real[r])
+        made, one = _row(row, one, None if documents is None else documents[r], None if real is None else real[r])
         rows.append([*made, *[(one.position, 0, 0, 0, 0)] * (size - len(row))])
         after.append(one)
         for i in range(len(row)):
