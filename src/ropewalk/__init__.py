@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.backends import attend as attend
     from ropewalk.backends import explain as explain
     from ropewalk.bias.alibi import ALiBi as ALiBi
+    from ropewalk.bias.clipped_relative import ClippedRelative as ClippedRelative
     from ropewalk.bias.contextual_cope import ContextualCoPE as ContextualCoPE
     from ropewalk.bias.fire import FIRE as FIRE
     from ropewalk.bias.fox import FoX as FoX
@@ -54,7 +55,14 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.code import code_positions as code_positions
     from ropewalk.coordinates.code import code_segments as code_segments
     from ropewalk.coordinates.column_ids import ColumnIds as ColumnIds
+    from ropewalk.coordinates.coupling import couple as couple
+    from ropewalk.coordinates.coupling import coupled_positions as coupled_positions
+    from ropewalk.coordinates.formulas import formula_positions as formula_positions
+    from ropewalk.coordinates.formulas import latex_position_forest as latex_position_forest
     from ropewalk.coordinates.grid import grid_positions as grid_positions
+    from ropewalk.coordinates.headings import heading_positions as heading_positions
+    from ropewalk.coordinates.hierarchy import hierarchical_coordinates as hierarchical_coordinates
+    from ropewalk.coordinates.hierarchy import hierarchical_positions as hierarchical_positions
     from ropewalk.coordinates.layout import layout as layout
     from ropewalk.coordinates.layout import packed_layout as packed_layout
     from ropewalk.coordinates.layout import text_only as text_only
@@ -70,6 +78,11 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.signals import Levels as Levels
     from ropewalk.coordinates.signals import Track as Track
     from ropewalk.coordinates.signals import Tree as Tree
+    from ropewalk.coordinates.spectra import patch_spectrum as patch_spectrum
+    from ropewalk.coordinates.spectra import spectrum_positions as spectrum_positions
+    from ropewalk.coordinates.switching import switching_positions as switching_positions
+    from ropewalk.coordinates.turns import speaker_activity as speaker_activity
+    from ropewalk.coordinates.turns import speaker_positions as speaker_positions
     from ropewalk.core.attention import Attention as Attention
     from ropewalk.core.attention import Parts as Parts
     from ropewalk.core.combinators import Partial as Partial
@@ -92,12 +105,14 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.core.positions import Positions as Positions
     from ropewalk.core.positions import Tokens as Tokens
     from ropewalk.embedding.bipe import BiPE as BiPE
+    from ropewalk.embedding.coupled import position_coupling as position_coupling
     from ropewalk.embedding.learned import LearnedAbsolute as LearnedAbsolute
     from ropewalk.embedding.orthogonal_functions import Chebyshev as Chebyshev
     from ropewalk.embedding.orthogonal_functions import CosineTransform as CosineTransform
     from ropewalk.embedding.orthogonal_functions import Legendre as Legendre
     from ropewalk.embedding.orthogonal_functions import SquareWaves as SquareWaves
     from ropewalk.embedding.orthogonal_functions import WaveletBasis as WaveletBasis
+    from ropewalk.embedding.position_forest import PositionForestEmbedding as PositionForestEmbedding
     from ropewalk.embedding.sinusoidal import Sinusoidal as Sinusoidal
     from ropewalk.frequencies import Spectrum as Spectrum
     from ropewalk.frequencies import geometric as geometric
@@ -106,6 +121,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.carope import CARoPE as CARoPE
     from ropewalk.rotary.concentric import ConcentricAttention as ConcentricAttention
     from ropewalk.rotary.dope import DoPE as DoPE
+    from ropewalk.rotary.drope_directional import DirectionalRoPE as DirectionalRoPE
     from ropewalk.rotary.dynamic_ntk import DynamicNTK as DynamicNTK
     from ropewalk.rotary.entropy_abf import LogLengthScale as LogLengthScale
     from ropewalk.rotary.grape import GRAPEMultiplicative as GRAPEMultiplicative
@@ -118,7 +134,10 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.hope_high_frequency import HoPEHighFrequency as HoPEHighFrequency
     from ropewalk.rotary.hope_hyperbolic import HyperbolicRoPE as HyperbolicRoPE
     from ropewalk.rotary.hope_video import HybridVideoRoPE as HybridVideoRoPE
+    from ropewalk.rotary.hrope_paragraph import MultiChannelRoPE as MultiChannelRoPE
     from ropewalk.rotary.kv_shift import KVShift as KVShift
+    from ropewalk.rotary.larope import LARoPE as LARoPE
+    from ropewalk.rotary.larope import length_aware_positions as length_aware_positions
     from ropewalk.rotary.lerope import LearnedRoPE as LearnedRoPE
     from ropewalk.rotary.linear_attention import LinearAttention as LinearAttention
     from ropewalk.rotary.longrope import LongRoPE as LongRoPE
@@ -143,8 +162,11 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.self_extend import SelfExtend as SelfExtend
     from ropewalk.rotary.st_rope import STRoPE as STRoPE
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
+    from ropewalk.rotary.switching_rope import SwitchingRoPE as SwitchingRoPE
+    from ropewalk.rotary.time_speaker_rope import TimeSpeakerRoPE as TimeSpeakerRoPE
     from ropewalk.rotary.videorope import VideoRoPE as VideoRoPE
     from ropewalk.rotary.vrope import VRoPE as VRoPE
+    from ropewalk.rotary.wavelength_rope import WavelengthRoPE as WavelengthRoPE
     from ropewalk.rotary.xpos import XPos as XPos
 
 # name -> module below ropewalk that defines it; a name mapped to itself is that module
@@ -183,8 +205,16 @@ _HOME = {
     "ContextualCoPE": "bias.contextual_cope",
     "CosineTransform": "embedding.orthogonal_functions",
     "DoPE": "rotary.dope",
+    "SwitchingRoPE": "rotary.switching_rope",
+    "MultiChannelRoPE": "rotary.hrope_paragraph",
+    "WavelengthRoPE": "rotary.wavelength_rope",
+    "TimeSpeakerRoPE": "rotary.time_speaker_rope",
+    "length_aware_positions": "rotary.larope",
+    "LARoPE": "rotary.larope",
+    "DirectionalRoPE": "rotary.drope_directional",
     "DynamicNTK": "rotary.dynamic_ntk",
     "FIRE": "bias.fire",
+    "ClippedRelative": "bias.clipped_relative",
     "FoX": "bias.fox",
     "GAPE": "bias.gape",
     "GRAPEAdditive": "bias.grape_additive",
@@ -203,6 +233,8 @@ _HOME = {
     "KERPLEPower": "bias.kerple",
     "KVShift": "rotary.kv_shift",
     "LearnedAbsolute": "embedding.learned",
+    "position_coupling": "embedding.coupled",
+    "PositionForestEmbedding": "embedding.position_forest",
     "LearnedRoPE": "rotary.lerope",
     "Legendre": "embedding.orthogonal_functions",
     "LinearAttention": "rotary.linear_attention",
@@ -261,6 +293,18 @@ _HOME = {
     "Video": "coordinates.blocks",
     "clip_positions": "coordinates.clip",
     "code_positions": "coordinates.code",
+    "switching_positions": "coordinates.switching",
+    "coupled_positions": "coordinates.coupling",
+    "couple": "coordinates.coupling",
+    "hierarchical_coordinates": "coordinates.hierarchy",
+    "hierarchical_positions": "coordinates.hierarchy",
+    "formula_positions": "coordinates.formulas",
+    "latex_position_forest": "coordinates.formulas",
+    "patch_spectrum": "coordinates.spectra",
+    "spectrum_positions": "coordinates.spectra",
+    "speaker_activity": "coordinates.turns",
+    "speaker_positions": "coordinates.turns",
+    "heading_positions": "coordinates.headings",
     "code_segments": "coordinates.code",
     "grid_positions": "coordinates.grid",
     "layout": "coordinates.layout",

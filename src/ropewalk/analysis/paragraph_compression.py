@@ -158,6 +158,23 @@ def paragraph_compression(weights: Tensor, labels: Tensor, min_pairs: int = MIN_
     return cells.curve(min_pairs, paragraphs=int(labels.max()))
 
 
+def attention_change(before: Tensor, after: Tensor, labels: Tensor) -> tuple[float | None, ...]:
+    """Return how much attention changed, by paragraphs apart δ = 0, 1, …: the mean over pairs and heads; None without pairs.
+
+    Args:
+        before: (H, S, S) causal attention of one text.
+        after: the same text, after an intervention on its paragraphs (`ropewalk.coordinates.hierarchy.intervene`).
+        labels: (S,) paragraph of each token, as it was.
+    """
+    if before.shape != after.shape:
+        raise ShapeError(f"attention of shapes {tuple(before.shape)} and {tuple(after.shape)} is not of the same text")
+    cells = Cells(before.shape[0])
+    cells.add(after.double() - before.double(), labels)
+    counts = cells.counts.sum(0)
+    change = cells.sums.sum((0, 1)) / (before.shape[0] * counts.clamp(min=1))
+    return tuple(float(c) if n else None for c, n in zip(change, counts.tolist(), strict=True))
+
+
 class DepthGap(NamedTuple):
     """Depth of the real paragraphs less that of the control, and where 95 % of the resamples of texts lie."""
 

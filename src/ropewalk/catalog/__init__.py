@@ -21,7 +21,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.catalog import bias, embedding, multimodal, operator, rotary
+from ropewalk.catalog import bias, embedding, multimodal, operator, rotary, signals
 from ropewalk.catalog.entry import KINDS, SHAPE_KEYWORDS, TRAITS, Record, Traits, normalise
 from ropewalk.catalog.expression import Named, parse
 from ropewalk.catalog.names import SHARED_NAMES, Candidate, namesakes, shared
@@ -51,7 +51,14 @@ __all__ = [
 
 ENTRY_POINTS = "ropewalk.encodings"
 
-RECORDS: tuple[Record, ...] = rotary.RECORDS + bias.RECORDS + embedding.RECORDS + operator.RECORDS + multimodal.RECORDS
+RECORDS: tuple[Record, ...] = (
+    *rotary.RECORDS,
+    *bias.RECORDS,
+    *embedding.RECORDS,
+    *operator.RECORDS,
+    *multimodal.RECORDS,
+    *signals.RECORDS,
+)
 
 _OWN = {entry.slug: entry for entry in RECORDS}
 

@@ -68,12 +68,16 @@ def code_positions(
     """
     segment = code_segments(source, offsets, language, level=level)
     index = torch.arange(len(segment))
+    columns = {"segment": segment[None], "intra": since_begun(segment[None])}
+    return Positions(index, columns=columns, next=index.new_tensor([len(index)]))
+
+
+def since_begun(segment: Tensor) -> Tensor:
+    """Return how many tokens of its segment stand before each token, (b, n), of segments (b, n)."""
+    index = torch.arange(segment.shape[1], device=segment.device).expand_as(segment)
     fresh = torch.ones_like(segment, dtype=torch.bool)
-    fresh[1:] = segment[1:] != segment[:-1]
-    begin = torch.where(fresh, index, 0).cummax(0).values if len(index) else index
-    return Positions(
-        index, columns={"segment": segment[None], "intra": (index - begin)[None]}, next=index.new_tensor([len(index)])
-    )
+    fresh[:, 1:] = segment[:, 1:] != segment[:, :-1]
+    return index - torch.where(fresh, index, 0).cummax(1).values if segment.shape[1] else index
 
 
 def segment_starts(source: str, language: str | Reader = "python", *, level: Level = "function") -> list[int]:
@@ -95,10 +99,8 @@ def sample_code(batch: int, seq: int, generator: torch.Generator | None = None) 
     """Draw code of functions about five tokens long, each row from another place on."""
     start = torch.randint(0, 9, (batch, 1), generator=generator)
     opens = torch.rand(batch, seq, generator=generator) < 0.2
-    index = torch.arange(seq)
     segment = opens.long().cumsum(-1)
-    intra = index - torch.where(opens, index, 0).cummax(-1).values if seq else segment
-    return Positions(start + index, columns={"segment": segment, "intra": intra})
+    return Positions(start + torch.arange(seq), columns={"segment": segment, "intra": since_begun(segment)})
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from ropewalk.coordinates.documents import over_documents
 from ropewalk.core.encoding import Coordinates
 from ropewalk.core.errors import ConfigError, PositionError, check_positive, suggest
 from ropewalk.core.positions import Tokens
@@ -52,7 +53,7 @@ class UnitInterval(Coordinates):
             return self.map(position)
         if not is_compiling() and not position.is_meta and bool((position < 0).any()):
             raise PositionError(f"positions are rescaled from 0 on, and the least is {position.min().item():g}")
-        return _onto(position, _last(tokens, position))
+        return _onto(position, over_documents(tokens, position, "amax"))
 
     def map(self, position: Tensor) -> Tensor:
         if self.length is None:
@@ -70,23 +71,3 @@ class UnitInterval(Coordinates):
 
 def _onto(position: Tensor, last: Tensor) -> Tensor:
     return 2 * position / last.clamp(min=1) - 1
-
-
-def _last(tokens: Tokens, position: Tensor) -> Tensor:
-    """Return the largest position among the real tokens of each token's document, (b, S)."""
-    valid, document = tokens.columns.get("valid"), tokens.columns.get("document")
-    counted = position if valid is None else torch.where(valid, position, 0.0)
-    if not position.shape[1]:  # nothing has a largest
-        return position
-    if document is None:
-        return counted.amax(-1, keepdim=True)
-    document = document.expand(counted.shape[0], -1)
-    counted = counted.expand(document.shape[0], -1)
-    # Number the documents of a row 0, 1, 2, ..., wherever their tokens are.
-    order = document.argsort(dim=-1, stable=True)
-    ids = document.gather(-1, order)
-    rank = torch.zeros_like(ids)
-    rank[:, 1:] = (ids[:, 1:] != ids[:, :-1]).long().cumsum(-1)
-    place = torch.empty_like(rank).scatter(-1, order, rank)
-    largest = torch.zeros_like(counted).scatter_reduce(-1, place, counted, "amax")
-    return largest.gather(-1, place)

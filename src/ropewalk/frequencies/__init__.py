@@ -40,6 +40,7 @@ from ropewalk.frequencies.llama3 import llama3
 from ropewalk.frequencies.longrope import longrope, longrope_at, longrope_attention_factor
 from ropewalk.frequencies.ntk import dynamic_ntk, ntk, ntk_by_parts
 from ropewalk.frequencies.per_head import per_head_bases, search_bases
+from ropewalk.frequencies.periods import physical_period_frequencies
 from ropewalk.frequencies.rope_config import RopeConfig
 from ropewalk.frequencies.rope_export import to_rope_parameters
 from ropewalk.frequencies.rope_parameters import (
@@ -107,6 +108,7 @@ __all__ = [
     "partial",
     "per_head_bases",
     "phase_budget",
+    "physical_period_frequencies",
     "planes_beyond",
     "read_rope_config",
     "ringing",

@@ -20,6 +20,15 @@ GIVEN = {
     "extrinsics",
     "segment",
     "intra",
+    "directed",
+    "activity",
+    "turns",
+    "path",
+    "width",
+    "switch",
+    "switches",
+    "since",
+    "walk",
 }  # columns that users give; others were drawn
 
 

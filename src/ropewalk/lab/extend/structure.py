@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.coordinates.code import code_segments
+from ropewalk.coordinates.code import code_segments, since_begun
 from ropewalk.integrations.transformers.bridge import bridge_of
 from ropewalk.lab.data.tokens import Tokenizer
 from ropewalk.rotary.hirope import HiRoPE
@@ -31,15 +31,8 @@ def structure(tokenizer: Tokenizer, tokens: Tensor) -> dict[str, Tensor]:
     A text without functions and classes has a segment every 128 tokens, as plain text in the paper. Where a token is in the text
     is known to a character, but for letters that are cut in several tokens.
     """
-    columns: dict[str, list[Tensor]] = {"segment": [], "intra": []}
-    for row in tokens.cpu():
-        segment = _segments(tokenizer, row)
-        index = torch.arange(len(row))
-        fresh = torch.ones_like(segment, dtype=torch.bool)
-        fresh[1:] = segment[1:] != segment[:-1]
-        columns["segment"].append(segment)
-        columns["intra"].append(index - torch.where(fresh, index, 0).cummax(0).values)
-    return {name: torch.stack(rows) for name, rows in columns.items()}
+    segment = torch.stack([_segments(tokenizer, row) for row in tokens.cpu()])
+    return {"segment": segment, "intra": since_begun(segment)}
 
 
 def _segments(tokenizer: Tokenizer, row: Tensor) -> Tensor:

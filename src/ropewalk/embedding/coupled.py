@@ -1,0 +1,42 @@
+"""Learned tables for coupled positions."""
+
+from __future__ import annotations
+
+from ropewalk.coordinates.axis import OnAxis
+from ropewalk.core.combinators import Sequential
+from ropewalk.core.encoding import Encoding
+from ropewalk.core.errors import ConfigError, check_positive
+from ropewalk.embedding.learned import LearnedAbsolute
+
+
+def position_coupling(
+    hidden_size: int, max_position: int = 202, dimensions: int = 1, *, share: bool = False
+) -> Encoding:
+    """x_t ← x_t + Σ_c E_c[p_tc],  E_c ∈ R^{(P + 1) × d} learned,  p_t the coupled position of the token, 0 at edges.
+
+    Digits of equal significance, or an input cell and its answer, are at one position, so that what was learned of short examples
+    holds for long ones. A random start in training makes every position up to P a trained one.
+
+    Args:
+        hidden_size: width d of the embeddings.
+        max_position: P, the largest position.
+        dimensions: of a position, one for text and two for boards.
+        share: one table for all dimensions.
+
+    Shapes: x (B, S, d); positions (b, S), or (b, S, dimensions) where there are several: `ropewalk.couple` writes examples and
+    `ropewalk.coupled_positions` places them.
+
+    Raises:
+        PositionError: a position beyond P, or a fraction.
+
+    Source: Hanseul Cho, Jaeyoung Cha, Pranjal Awasthi, Srinadh Bhojanapalli, Anupam Gupta, Chulhee Yun. Position Coupling:
+    Improving Length Generalization of Arithmetic Transformers Using Task Structure. arXiv 2405.20671, 2024. Released weights
+    start from another distribution; ours is N(0, 0.02²).
+    """
+    check_positive(hidden_size=hidden_size, max_position=max_position, dimensions=dimensions)
+    if share and dimensions == 1:
+        raise ConfigError("share is of several dimensions; one has a table of its own")
+    tables = [LearnedAbsolute(max_position + 1, hidden_size) for _ in range(1 if share else dimensions)]
+    if dimensions == 1:
+        return tables[0]
+    return Sequential(*(OnAxis(tables[0 if share else axis], axis) for axis in range(dimensions)))
