@@ -33,6 +33,22 @@ def test_a_fault_is_found_and_named(number):
     assert verdict.errors[0].sentence and verdict.errors[0].fix
 
 
+@pytest.mark.parametrize("heads", ["first head alone", "last head not"])
+@pytest.mark.parametrize("other", ["base 10000", "scaling ignored", "exponent i/d", "last token at zero"])
+def test_heads_that_do_not_turn_are_named_though_the_others_turn_wrongly(heads, other):
+    named = {f.name: f for f in FAULTS}
+    s, got = drawn(f"{heads} {other}", FP32, named[heads], named[other])
+    causes = [f.cause for f in rw.verify(got, reference=s.config).errors]
+    assert causes[0] == "heads" and set(causes[1:]) & {"heads", *named[other].causes}
+
+
+def test_a_cause_comes_before_what_is_only_known_to_differ():
+    named = {f.name: f for f in FAULTS}
+    s, got = drawn("order", FP32, named["attention factor lost"], named["restart"])
+    causes = [f.cause for f in rw.verify(got, reference=s.config).errors]
+    assert causes[0] != "positions" and "attention-factor" in causes
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_no_alarm_for_honest_rounding(dtype):
     for seed in range(12):

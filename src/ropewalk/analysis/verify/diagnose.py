@@ -29,6 +29,8 @@ from ropewalk.core.errors import ConfigError, ShapeError
 from ropewalk.frequencies import yarn_attention_factor
 
 AXES = "batch, heads, seq, head_dim"
+OPEN = ("positions", "frequencies", "unexplained")
+"""Causes that say what differs and not why: those that name a fault come first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,6 +239,7 @@ class _Diagnosis:
             for group, found, remains in groups:
                 self._group(group, found, remains)
         self._merge()
+        self.findings.sort(key=lambda f: f.cause in OPEN)
         if not self.findings:
             worst = max(self.wrong, key=lambda c: max(c.drift, float(c.over.max())))
             self.findings.append(
@@ -257,8 +260,10 @@ class _Diagnosis:
     def _heads(self, c: Comparison) -> Side:
         """Return the wrong heads of a side, if others are right."""
         wrong, count = c.wrong_heads(), c.side.before.shape[1]
-        if not wrong or len(wrong) == count:
+        if not wrong:
             return c.side
+        if len(wrong) == count:
+            return self._turned_heads(c.side)
         part = c.side.heads(wrong)
         right = float(c.over[:, [h for h in range(count) if h not in wrong]].max())
         if float(c.over[:, wrong].max()) < 4 * max(
@@ -278,6 +283,26 @@ class _Diagnosis:
             )
         )
         return part
+
+    def _turned_heads(self, side: Side) -> Side:
+        """Return the heads of a side that turn, if others do not: what else is wrong shows in these alone."""
+        count = side.before.shape[1]
+        still = [h for h in range(count) if self._still(side.heads([h]))]
+        # The first head alone is still where positions run along the heads, and that is another fault.
+        if not still or len(still) == count or still == [0]:
+            return side
+        many = len(still) > 1
+        self.findings.append(
+            Finding(
+                "heads",
+                f"head{'s' if many else ''} {', '.join(map(str, still))} of {side.name} {'are' if many else 'is'} not rotated, "
+                "and the others are",
+                f"{len(still)} of {count} heads come out as they went in",
+                "rotate every head alike; look for a slice or a broadcast over heads",
+                side=side.name,
+            )
+        )
+        return side.heads([h for h in range(count) if h not in still])
 
     def _still(self, side: Side) -> bool:
         """Whether a side comes out as it went in though it should turn."""
