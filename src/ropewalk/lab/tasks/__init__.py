@@ -57,6 +57,8 @@ PLACED: dict[str, str] = {
     "picture_edit": "ropewalk.lab.tasks.picture_edit:PictureEdit",
     "tiles_needle": "ropewalk.lab.tasks.tiles_needle:TilesNeedle",
     "motion": "ropewalk.lab.tasks.motion:Motion",
+    "oncoming": "ropewalk.lab.tasks.oncoming:Oncoming",
+    "last_turn": "ropewalk.lab.tasks.last_turn:LastTurn",
 }
 
 
