@@ -12,7 +12,21 @@ from ropewalk.lab.model import Decoder, ModelConfig
 from ropewalk.lab.tasks import task
 
 
-@pytest.mark.parametrize(("name", "size"), [("oncoming", 1), ("oncoming", 5), ("last_turn", 4), ("last_turn", 19)])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("oncoming", 1),
+        ("oncoming", 5),
+        ("last_turn", 4),
+        ("last_turn", 19),
+        ("nesting", 1),
+        ("nesting", 9),
+        ("paragraph_start", 2),
+        ("paragraph_start", 17),
+        ("spectral_kind", 24),
+        ("spectral_kind", 50),
+    ],
+)
 def test_answers(name, size):
     made = task(name)
     for batch in (made.eval_batch(size, 200, seed=0), made.train_batch(0, 100, seed=1, max_size=size)):
@@ -64,6 +78,37 @@ def test_turns():
     assert placed.columns["activity"][0, :, 1].tolist() == [0, 0, 0, 1, 0, 0, 0]
 
 
+def test_paths():
+    made = task("nesting")
+    batch = made.eval_batch(9, 50, seed=0)
+    path = batch.columns["path"]
+    for row, targets in zip(range(50), batch.targets, strict=True):
+        tokens = batch.tokens[row].tolist()
+        at = tokens.index(tokens[-1])  # the symbol that is asked for, in its formula
+        assert int((path[row, at] > 0).sum()) - 1 == int(targets[-1]) - made.digit
+    assert len(set(batch.targets[:, -1].tolist())) > 2
+
+
+def test_paragraphs():
+    made = task("paragraph_start")
+    batch = made.eval_batch(12, 20, seed=0)
+    for tokens, targets, where in zip(batch.tokens, batch.targets, batch.positions, strict=True):
+        asked = tokens.tolist().index(int(tokens[-1]))
+        mine = where[:, 0] == where[asked, 0]
+        mine[0] = False  # the edge
+        assert tokens[mine & (tokens >= made.word)][0] == targets[-1]
+
+
+def test_instruments():
+    made = task("spectral_kind")
+    trained, scored = made.train_batch(0, 50, seed=0, max_size=30), made.eval_batch(30, 50, seed=0)
+    assert set(trained.tokens[:, 1].tolist()) == {made.instrument, made.instrument + 1}
+    assert set(scored.tokens[:, 1].tolist()) == {made.instrument + 2}
+    ends = scored.positions[:, [2, 31]].exp()
+    assert ends[0].tolist() == pytest.approx([3000, 10500])
+    assert scored.positions[0, [0, 1, -1]].exp().tolist() == pytest.approx([3000] * 3)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "size", "message"),
     [
@@ -72,6 +117,10 @@ def test_turns():
         ("oncoming", {"turned": 1}, 2, "True or False"),
         ("last_turn", {"go_on": 1.0}, 5, "below 1"),
         ("last_turn", {}, 3, "frames from 4"),
+        ("nesting", {}, 17, "symbols from 1 to 16"),
+        ("paragraph_start", {"stop": 2}, 5, "stop is a probability"),
+        ("spectral_kind", {}, 20, "pixels from 24"),
+        ("spectral_kind", {"unseen": 2}, 30, "True or False"),
     ],
 )
 def test_options_that_cannot_be(name, options, size, message):

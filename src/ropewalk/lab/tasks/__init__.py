@@ -59,6 +59,9 @@ PLACED: dict[str, str] = {
     "motion": "ropewalk.lab.tasks.motion:Motion",
     "oncoming": "ropewalk.lab.tasks.oncoming:Oncoming",
     "last_turn": "ropewalk.lab.tasks.last_turn:LastTurn",
+    "nesting": "ropewalk.lab.tasks.nesting:Nesting",
+    "paragraph_start": "ropewalk.lab.tasks.paragraph_start:ParagraphStart",
+    "spectral_kind": "ropewalk.lab.tasks.spectral_kind:SpectralKind",
 }
 
 
