@@ -64,7 +64,18 @@ _NEEDS = {
     "segments": "positions by segment: rw.segment_positions(ids, separators)",
     "layout": "positions of a layout: rw.layout([rw.Text(3), rw.Image(2, 5), rw.Text(4)])",
     "code": "positions by function and class: rw.code_positions(source, offsets)",
+    "headings": "positions of road users: rw.heading_positions(xy, heading)",
+    "speakers": "frames with speakers: rw.speaker_positions(activity)",
+    "spectra": "positions by wavelength: rw.spectrum_positions(wavelength), rw.patch_spectrum(wavelength, flux, 8).positions",
+    "formulas": "tokens with paths: rw.formula_positions([rw.latex_position_forest(tokens)])",
+    "hierarchy": "positions by paragraph: rw.hierarchical_positions(paragraph_ends, sentence_ends)",
+    "coupling": 'coupled positions: rw.coupled_positions([rw.couple("addition", "653", "49")])',
+    "switching": "tokens with languages: rw.switching_positions([tags])",
 }
+
+
+_TEXT = ("sequence", "segments", "layout", "hierarchy", "formulas", "coupling", "switching")
+"""Domains of tokens that are written one after the other, and so decoded."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -275,7 +286,7 @@ def _usage(entry: Record) -> list[str]:
         problem += ", positions"
     if "x" in entry.needs:
         problem += ", x=x"
-    if entry.traits.causal == "never" or entry.traits.domain not in ("sequence", "segments", "layout"):
+    if entry.traits.causal == "never" or entry.traits.domain not in _TEXT:
         problem += ", causal=False"
     return [*lines, f"out = rw.attend(encoding(rw.Attention({problem})))"]
 

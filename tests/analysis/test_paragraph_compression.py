@@ -1,5 +1,7 @@
 """Attention across paragraphs (arXiv 2609.23551)."""
 
+import math
+
 import pytest
 import torch
 from reference import DOUBLE, close, golden, random, triangle
@@ -8,7 +10,9 @@ from ropewalk.analysis.paragraph_compression import (
     Cells,
     corpus_statistics,
     density_matched_labels,
+    depth,
     depth_gap,
+    location_spread,
     paragraph_compression,
     paragraph_labels,
 )
@@ -195,3 +199,29 @@ def test_bad_input():
         Cells(1).add(torch.ones(1, 4, 4), torch.zeros(3).long())
     with pytest.raises(ConfigError, match="never fall"):
         Cells(1).add(torch.ones(1, 3, 3), torch.tensor([1, 0, 0]))
+
+
+def test_depth_by_ratio_or_by_its_logarithm():
+    labels = some_labels()
+    weights = by_distance() * 0.5 ** (labels[:, None] - labels).clamp(min=0)
+    curve = paragraph_compression(weights[None], labels, 1)
+    assert depth(curve) == pytest.approx(curve.depth)
+    assert depth(curve, log=True) == pytest.approx(-math.log(1 - curve.depth))
+    assert depth(paragraph_compression(by_distance()[None], torch.zeros(60, dtype=torch.int64), 1)) is None
+    assert depth(curve._replace(ratio=(1.0, 0.0)), log=True) == math.inf
+
+
+def test_where_compression_is_largest_varies():
+    texts = []
+    for seed in range(5):
+        labels = some_labels(seed=seed)
+        cells = Cells(1)
+        cells.add(by_distance()[None] * random(60, 60, seed=seed).exp(), labels)
+        texts.append(cells)
+    found = location_spread(texts, min_pairs=1, draws=40)
+    assert found.value == Cells.joined(texts).curve(1).location
+    assert found.low <= found.value <= found.high
+    assert location_spread(texts, min_pairs=1, draws=40) == found
+    assert location_spread(texts[:1], min_pairs=1)[1:] == (None, None)
+    with pytest.raises(ConfigError, match="no texts"):
+        location_spread([])

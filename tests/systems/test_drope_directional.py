@@ -144,6 +144,9 @@ def test_chunks_are_one_pass():
 def test_headings_without_agents():
     with pytest.raises(PositionError, match="a heading without an agent"):
         rw.heading_positions(XY, torch.zeros(8))
+    with pytest.raises(PositionError, match="a heading without an agent"):
+        rw.heading_positions(torch.zeros(4, 7, 2), torch.zeros(3, 7))
+    assert rw.heading_positions(XY, torch.zeros(3, 7)).query.position.shape == (3, 7, 3)
     with pytest.raises(PositionError, match="a heading other than 0 without an agent"):
         rw.heading_positions(XY, HEADING, directed=torch.arange(7) < 6)
     looks = torch.arange(7) < 6

@@ -9,7 +9,7 @@ import torch
 from reference import FOLDER, close, random
 
 import ropewalk as rw
-from ropewalk.coordinates.coupling import ids_from_groups, random_start
+from ropewalk.coordinates.coupling import ids_from_groups, random_start, scrambled, uncoupled
 from ropewalk.core.errors import ConfigError, PositionError
 from ropewalk.lab.tasks.addition import AdditionCoupled
 
@@ -105,6 +105,23 @@ def test_the_task_of_the_lab_says_the_same():
         task = AdditionCoupled(reverse=reverse)
         example = rw.couple("addition", "653", "49", start=4, reverse=reverse)
         assert task.positions(torch.tensor([4]), 3).tolist() == [list(example.ids[0])]
+
+
+def test_baselines():
+    example = rw.couple("addition", "653", "49", start=3)
+    assert uncoupled(example).ids == ((0, *range(3, 15), 0),)
+    mixed = scrambled(example, torch.Generator().manual_seed(1))
+    old, new = example.ids[0], mixed.ids[0]
+    assert sorted(set(new)) == sorted(set(old))
+    assert new != old
+    for i, token in enumerate(example.tokens):
+        if token in "+=|":
+            assert new[i] == old[i]
+    pairs = {(a, b) for a, b in zip(old, new, strict=True)}
+    assert len(pairs) == len(set(old))  # digits of equal significance are still together
+    board = scrambled(EXAMPLES[-1], torch.Generator().manual_seed(0))
+    for ids in board.ids:
+        assert ids[1:7] == ids[8:14]
 
 
 def test_groups():

@@ -10,8 +10,9 @@ corpus are our reading.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -175,8 +176,8 @@ def attention_change(before: Tensor, after: Tensor, labels: Tensor) -> tuple[flo
     return tuple(float(c) if n else None for c, n in zip(change, counts.tolist(), strict=True))
 
 
-class DepthGap(NamedTuple):
-    """Depth of the real paragraphs less that of the control, and where 95 % of the resamples of texts lie."""
+class Spread(NamedTuple):
+    """A number, and where 95 % of the resamples of texts lie; None where too few texts have it."""
 
     value: float | None
     low: float | None
@@ -190,7 +191,7 @@ def depth_gap(
     min_pairs: int = MIN_PAIRS,
     draws: int = 1000,
     seed: int = 0,
-) -> DepthGap:
+) -> Spread:
     """Return how much deeper real paragraphs are compressed; the interval resamples whole texts, the same ones on both sides.
 
     Args:
@@ -208,17 +209,60 @@ def depth_gap(
         depths = [Cells.joined(side, times).curve(min_pairs).depth for side in (real, control)]
         return None if None in depths else depths[0] - depths[1]  # type: ignore[operator]
 
-    generator = torch.Generator().manual_seed(seed)
     n = len(real)
-    found = []
-    for _ in range(draws if n > 1 else 0):
-        drawn = torch.bincount(torch.randint(n, (n,), generator=generator), minlength=n).tolist()
-        found.append(gap(tuple(drawn)))
+    found = [gap(times) for times in _resamples(n, draws, seed)]
+    return _spread(gap((1,) * n), found)
+
+
+def depth(curve: CompressionCurve, *, log: bool = False) -> float | None:
+    """Return the largest compression over δ ≥ 1, 1 − ratio, or −ln ratio with ``log``; None where no ratio is known.
+
+    Args:
+        curve: of one text or of several.
+        log: a ratio of 0 is then infinitely deep.
+    """
+    known = [ratio for ratio in curve.ratio[1:] if ratio is not None]
+    if not known:
+        return None
+    if not log:
+        return 1 - min(known)
+    return math.inf if min(known) <= 0 else -math.log(min(known))
+
+
+def location_spread(texts: Sequence[Cells], *, min_pairs: int = MIN_PAIRS, draws: int = 1000, seed: int = 0) -> Spread:
+    """Return at how many paragraphs apart the compression is largest, and how far that varies between resamples of whole texts.
+
+    Args:
+        texts: one a text.
+        min_pairs: pairs that a cell needs.
+        draws: resamples.
+        seed: of them.
+    """
+    if not texts:
+        raise ConfigError("no texts to resample")
+
+    @cache  # few texts have few resamples
+    def location(times: tuple[int, ...]) -> int | None:
+        return Cells.joined(texts, times).curve(min_pairs).location
+
+    n = len(texts)
+    found = [location(times) for times in _resamples(n, draws, seed)]
+    return _spread(location((1,) * n), found)
+
+
+def _spread(value: float | None, found: Sequence[float | None]) -> Spread:
     kept = torch.tensor([f for f in found if f is not None], dtype=torch.float64)
     if not len(kept):
-        return DepthGap(gap((1,) * n), None, None)
+        return Spread(value, None, None)
     low, high = kept.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return DepthGap(gap((1,) * n), low, high)
+    return Spread(value, low, high)
+
+
+def _resamples(n: int, draws: int, seed: int) -> Iterator[tuple[int, ...]]:
+    """Yield how often each of n texts is drawn; nothing for a single one."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(draws if n > 1 else 0):
+        yield tuple(torch.bincount(torch.randint(n, (n,), generator=generator), minlength=n).tolist())
 
 
 # ---- labels -----------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,9 @@ EDGE = "|"
 """Opens a sequence, ends an answer and fills up a row; its position is 0."""
 
 
+SEPARATORS = ("+", "*", "=")
+
+
 @dataclass(frozen=True)
 class Coupled:
     """A question, its answer, and where their tokens are.
@@ -131,6 +134,27 @@ def random_start(example: Coupled, max_position: int, generator: torch.Generator
             )
         drawn.append(1 + int(torch.randint(most, (1,), generator=generator)))
     return tuple(drawn)
+
+
+def uncoupled(example: Coupled) -> Coupled:
+    """Return the example at s, s + 1, s + 2, …: the baseline of tokens that are counted from a random start."""
+    n = len(example.tokens) - 2
+    return replace(example, ids=tuple((0, *range(s, s + n), 0) for s in example.start))
+
+
+def scrambled(example: Coupled, generator: torch.Generator | None = None) -> Coupled:
+    """Return the example with the groups of each dimension in a random order; what separates numbers stays.
+
+    Tokens of one part still share a position, and that neighbouring parts are neighbours is lost.
+    """
+    kept = [i for i, token in enumerate(example.tokens) if token in SEPARATORS]
+    ids = []
+    for row in example.ids:
+        groups = sorted({*row} - {row[i] for i in kept} - {0})
+        order = torch.randperm(len(groups), generator=generator).tolist()
+        moved = dict(zip(groups, (groups[i] for i in order), strict=True))
+        ids.append(tuple(moved.get(i, i) for i in row))
+    return replace(example, ids=tuple(ids))
 
 
 def coupled_positions(examples: Sequence[Coupled]) -> Positions:

@@ -49,11 +49,8 @@ def heading_positions(
 
 def _row_of(column: Tensor, name: str, rows: Tensor) -> Tensor:
     column = column if column.ndim == 2 else column[None]
-    if (
-        column.ndim != 2
-        or column.shape[1] != rows.shape[1]
-        or 1 not in {len(rows), len(column), len(rows) // len(column)}
-    ):
+    fits = column.ndim == 2 and column.shape[1] == rows.shape[1]
+    if not fits or (len(rows) != len(column) and 1 not in (len(rows), len(column))):
         raise PositionError(
             f"{name} has shape {tuple(column.shape)} and there are {tuple(rows.shape[:2])} agents; give one for each agent: a "
             f"{name} without an agent, or an agent without a {name}, has no meaning"

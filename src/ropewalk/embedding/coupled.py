@@ -30,8 +30,8 @@ def position_coupling(
         PositionError: a position beyond P, or a fraction.
 
     Source: Hanseul Cho, Jaeyoung Cha, Pranjal Awasthi, Srinadh Bhojanapalli, Anupam Gupta, Chulhee Yun. Position Coupling:
-    Improving Length Generalization of Arithmetic Transformers Using Task Structure. arXiv 2405.20671, 2024. Released weights
-    start from another distribution; ours is N(0, 0.02²).
+    Improving Length Generalization of Arithmetic Transformers Using Task Structure. arXiv 2405.20671, 2024. That tables
+    start from N(0, 0.02²) is our choice.
     """
     check_positive(hidden_size=hidden_size, max_position=max_position, dimensions=dimensions)
     if share and dimensions == 1:

@@ -23,8 +23,8 @@ class DirectionalRoPE(Rotary):
     """Pairs of x turn by x·base^(−i/n), pairs of y by y·base^(−i/n), i = 0 … n − 1, and pairs of the heading α all by α.
 
     Frequencies other than whole numbers break the period of an angle; with one, logits depend on α_q − α_k modulo 2π exactly,
-    as A cos + B sin of it. Neither a turn of the whole scene nor anything else but a shift of x, y and α leaves logits alone:
-    the axes of x and y are fixed.
+    as A cos + B sin of it. A shift of all places or of all headings leaves logits alone; a turn of the whole scene does not,
+    since the axes of x and y are fixed.
 
     Args:
         head_dim: width d of a head.

@@ -57,6 +57,11 @@ PLACED: dict[str, str] = {
     "picture_edit": "ropewalk.lab.tasks.picture_edit:PictureEdit",
     "tiles_needle": "ropewalk.lab.tasks.tiles_needle:TilesNeedle",
     "motion": "ropewalk.lab.tasks.motion:Motion",
+    "oncoming": "ropewalk.lab.tasks.oncoming:Oncoming",
+    "last_turn": "ropewalk.lab.tasks.last_turn:LastTurn",
+    "nesting": "ropewalk.lab.tasks.nesting:Nesting",
+    "paragraph_start": "ropewalk.lab.tasks.paragraph_start:ParagraphStart",
+    "spectral_kind": "ropewalk.lab.tasks.spectral_kind:SpectralKind",
 }
 
 
