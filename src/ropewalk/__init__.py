@@ -143,6 +143,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.self_extend import SelfExtend as SelfExtend
     from ropewalk.rotary.st_rope import STRoPE as STRoPE
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
+    from ropewalk.rotary.v2pe import V2PE as V2PE
     from ropewalk.rotary.videorope import VideoRoPE as VideoRoPE
     from ropewalk.rotary.vrope import VRoPE as VRoPE
     from ropewalk.rotary.xpos import XPos as XPos
@@ -240,6 +241,7 @@ _HOME = {
     "SquareWaves": "embedding.orthogonal_functions",
     "T5": "bias.t5",
     "TransformerXL": "bias.transformer_xl",
+    "V2PE": "rotary.v2pe",
     "VRoPE": "rotary.vrope",
     "VideoRoPE": "rotary.videorope",
     "WaveletBasis": "embedding.orthogonal_functions",
