@@ -259,7 +259,8 @@ RECORDS: tuple[Record, ...] = (
         slug="v2pe",
         name="V2PE",
         summary="Image tokens take smaller steps of position than words.",
-        paper="V2PE: Improving Multimodal Long-Context Capability of Vision-Language Models with Variable Visual Position Encoding",
+        paper="V2PE: Improving Multimodal Long-Context Capability of Vision-Language Models with Variable Visual Position "
+        "Encoding",
         authors="Junqi Ge, Ziyi Chen, Jintao Lin, Jinguo Zhu, Xihui Liu, Jifeng Dai, Xizhou Zhu",
         arxiv="2412.09616",
         year=2024,

@@ -88,10 +88,8 @@ class Bridge(nn.Module):
         """Replace the rotary modules; with encodings, also the attention function of this model."""
         model, undo = self.undo.model, self.undo
         for place in self.places:
-            if self.encodings is not None or self.spectra is None:
-                spectra = parts.still(place)
-            else:
-                spectra = self.spectra[place.name]
+            elsewhere = self.encodings is not None or self.spectra is None
+            spectra = parts.still(place) if elsewhere else self.spectra[place.name]  # type: ignore[index]
             made = RotaryTables(spectra, place.layout, self._allocation(place))
             undo.rotary[place.name] = model.get_submodule(place.name)
             model.set_submodule(place.name, made.to(model.device))
@@ -167,8 +165,8 @@ class Bridge(nn.Module):
         """
         if self.vision is None and any(place.sections is not None for place in self.places):
             raise ConfigError(
-                f"{type(self.undo.model).__name__} turns by several axes, and how it shares the frequencies out is not known here; "
-                f"known are {', '.join(FAMILIES)}"
+                f"{type(self.undo.model).__name__} turns by several axes, and which pairs of channels turn by which is not known "
+                f"here; known are {', '.join(FAMILIES)}"
             )
         if self.encodings is None:
             return
