@@ -164,6 +164,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
     from ropewalk.rotary.switching_rope import SwitchingRoPE as SwitchingRoPE
     from ropewalk.rotary.time_speaker_rope import TimeSpeakerRoPE as TimeSpeakerRoPE
+    from ropewalk.rotary.v2pe import V2PE as V2PE
     from ropewalk.rotary.videorope import VideoRoPE as VideoRoPE
     from ropewalk.rotary.vrope import VRoPE as VRoPE
     from ropewalk.rotary.wavelength_rope import WavelengthRoPE as WavelengthRoPE
@@ -272,6 +273,7 @@ _HOME = {
     "SquareWaves": "embedding.orthogonal_functions",
     "T5": "bias.t5",
     "TransformerXL": "bias.transformer_xl",
+    "V2PE": "rotary.v2pe",
     "VRoPE": "rotary.vrope",
     "VideoRoPE": "rotary.videorope",
     "WaveletBasis": "embedding.orthogonal_functions",

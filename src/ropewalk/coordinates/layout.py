@@ -156,9 +156,11 @@ def _build(
     starts = _starts(before, len(rows))
     tables, times, named, places = [], [], [], []
     held = {} if before is None else before.sequence
-    known = tuple(held[n].shape[1] if n in held else 0 for n in ("blocks", "times", next(iter(_names(held)), "")))
+    blocks, timed, numbered = (
+        held[n].shape[1] if n in held else 0 for n in ("blocks", "times", next(iter(_names(held)), ""))
+    )
     for row, (start, begun) in zip(rows, starts, strict=True):
-        table, seconds, numbers, place = _row(row, start, begun, known)
+        table, seconds, numbers, place = _row(row, start, begun, (blocks, timed, numbered))
         tables.append(table)
         times.append(seconds)
         named.append(numbers)

@@ -245,20 +245,6 @@ def gpt2():
     return transformers.GPT2LMHeadModel(made)
 
 
-def qwen2_vl():
-    text = {
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-    }
-    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
-    vision = {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}
-    made = transformers.Qwen2VLConfig(text_config={**text, "num_key_value_heads": 2}, vision_config=vision)
-    return transformers.Qwen2VLForConditionalGeneration(made)
-
-
 def t5():
     return transformers.T5ForConditionalGeneration(
         transformers.T5Config(d_model=32, num_layers=1, vocab_size=32, d_kv=8, d_ff=32)
@@ -269,7 +255,6 @@ def t5():
     ("make", "message"),
     [
         (gpt2, r"GPT2LMHeadModel adds learned absolute positions .*transformer\.wpe"),
-        (qwen2_vl, "turns by several axes"),
         (t5, "T5ForConditionalGeneration is no rotary model"),
         (lambda: torch.nn.Linear(2, 2), "expected a model of transformers; got Linear"),
     ],

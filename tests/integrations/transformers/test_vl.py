@@ -8,12 +8,11 @@ import pytest
 import torch
 import transformers
 import vl_families as vl
-from vl_families import FAMILIES, Prompt, batch, filmed, model, prompts, seen
+from vl_families import FAMILIES, Prompt, batch, config, filmed, model, prompts, seen
 
 import ropewalk as rw
 from ropewalk import hf
 from ropewalk.core.errors import ConfigError, NeedsColumn, PositionError, ShapeError
-from ropewalk.rotary.mrope import MRoPE
 from ropewalk.rotary.videorope import VideoRoPE
 
 NEW = 6
@@ -306,19 +305,48 @@ def test_text_alone_is_rope(family):
     assert torch.equal(generate(made, given), out)
 
 
-def test_frequencies_of_the_model():
-    """They are those of one axis; what is to turn by others is an encoding."""
-    made = model("qwen2_vl")
-    (spectrum,) = hf.spectrum(made).values()
-    given = batch("qwen2_vl", *seen("qwen2_vl"), pixels=True)
-    with pytest.raises(ConfigError, match="turns by several axes"):
-        hf.apply(made, "linear", factor=2)
+@pytest.mark.parametrize("schedule", ["linear", "yarn"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_frequencies_and_the_same_scheme(family, schedule, tmp_path):
+    """They replace the rotary module, as in models of text: what transformers makes of such a configuration."""
+    made = model(family)
+    given = batch(family, *seen(family), pixels=True)
+    real = given["attention_mask"].bool()
     before = made(**given).logits
-    hf.apply(made, MRoPE(16, (2, 3, 3), spectrum=spectrum.linear(2)))
-    halved = made(**given).logits
-    assert not torch.allclose(halved, before, atol=1e-2)
+    hf.apply(made, schedule, factor=4, **({"original": 64} if schedule == "yarn" else {}))
+    found = made(**given).logits
+    assert not torch.allclose(found[real], before[real], atol=1e-2)
+    assert isinstance(made.config._attn_implementation, str) and made.config._attn_implementation != "ropewalk"
+    theirs = config(family)
+    more = {"original_max_position_embeddings": 64} if schedule == "yarn" else {}
+    own = dict(theirs.text_config.rope_parameters)
+    theirs.text_config.rope_parameters = {**own, "rope_type": schedule, "factor": 4.0, **more}
+    other = type(made)(theirs).eval()
+    other.load_state_dict(made.state_dict())
+    torch.testing.assert_close(found[real], other(**given).logits[real], atol=5e-5, rtol=1e-5)
+    other.generation_config.eos_token_id, other.generation_config.pad_token_id = None, vl.PAD
+    assert torch.equal(generate(made, given), generate(other, given))
+    # as an encoding, with the same frequencies and the model's own scheme
+    (spectrum,) = hf.spectrum(made).values()
+    assert all(e.spectrum == spectrum and e.scheme == scheme_of(untouched(family)) for e in hf.encodings(made))
+    hf.apply(made, rw.PerLayer(hf.encodings(made)))
+    torch.testing.assert_close(made(**given).logits[real], found[real], atol=5e-5, rtol=1e-5)
     hf.remove(made)
     assert torch.equal(made(**given).logits, before)
+    hf.apply(made, {"all": spectrum})
+    made.save_pretrained(tmp_path / "saved")
+    assert torch.equal(hf.load(tmp_path / "saved")(**given).logits, found)
+
+
+def test_frequencies_are_exported_with_the_sections(tmp_path):
+    made = hf.apply(model("qwen2_vl"), "linear", factor=2)
+    found = hf.export(made, tmp_path / "out")
+    (entry,) = found.entries.values()
+    assert entry["rope_type"] == "linear" and entry["mrope_section"] == [2, 3, 3]
+    given = batch("qwen2_vl", *seen("qwen2_vl"), pixels=True)
+    real = given["attention_mask"].bool()
+    plain = type(made).from_pretrained(tmp_path / "out").eval()
+    torch.testing.assert_close(plain(**given).logits[real], made(**given).logits[real], atol=5e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

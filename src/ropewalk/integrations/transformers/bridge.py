@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import GenerationMixin, PreTrainedConfig
 
 from ropewalk import __version__
+from ropewalk.coordinates.allocation import Allocation
 from ropewalk.core.combinators import PerLayer
 from ropewalk.core.encoding import Encoding
 from ropewalk.core.errors import CacheError, CannotCache, ConfigError, PositionError
@@ -25,7 +26,7 @@ from ropewalk.integrations.transformers.attention import NAME, LayerStep, Step, 
 from ropewalk.integrations.transformers.cache import EncodedCache
 from ropewalk.integrations.transformers.parts import RotaryPlace
 from ropewalk.integrations.transformers.rotary import RotaryTables
-from ropewalk.integrations.transformers.vision import VisionPlaces, family_of
+from ropewalk.integrations.transformers.vision import FAMILIES, VisionPlaces, family_of
 
 CACHES = ("cache", "past_key_values", "layer_past")
 """Names under which models and their layers take a cache."""
@@ -87,10 +88,9 @@ class Bridge(nn.Module):
         """Replace the rotary modules; with encodings, also the attention function of this model."""
         model, undo = self.undo.model, self.undo
         for place in self.places:
-            if self.encodings is not None or self.spectra is None:
-                made = parts.still(place)
-            else:
-                made = RotaryTables(self.spectra[place.name], place.layout)
+            elsewhere = self.encodings is not None or self.spectra is None
+            spectra = parts.still(place) if elsewhere else self.spectra[place.name]  # type: ignore[index]
+            made = RotaryTables(spectra, place.layout, self._allocation(place))
             undo.rotary[place.name] = model.get_submodule(place.name)
             model.set_submodule(place.name, made.to(model.device))
         model.ropewalk = self
@@ -149,6 +149,10 @@ class Bridge(nn.Module):
             said |= {"encodings": list(texts or ()), "kinds": [type(e).__name__ for e in self.encodings]}
         return said
 
+    def _allocation(self, place: RotaryPlace) -> Allocation | None:
+        """Return which pair turns by which axis, where positions have several."""
+        return None if self.vision is None or place.sections is None else self.vision.family.allocation(place.sections)
+
     def _base(self) -> nn.Module:
         base: nn.Module = self.undo.model.get_submodule(self.places[0].name.rpartition(".")[0])
         return base
@@ -159,12 +163,12 @@ class Bridge(nn.Module):
         Raises:
             ConfigError: it cannot have other encodings, or not these.
         """
+        if self.vision is None and any(place.sections is not None for place in self.places):
+            raise ConfigError(
+                f"{type(self.undo.model).__name__} turns by several axes, and which pairs of channels turn by which is not known "
+                f"here; known are {', '.join(FAMILIES)}"
+            )
         if self.encodings is None:
-            if self.vision is not None:
-                raise ConfigError(
-                    f"{type(self.undo.model).__name__} turns by several axes: other frequencies are another encoding of it, "
-                    "such as hf.apply(model, MRoPE(head_dim, sections, spectrum=...))"
-                )
             return
         model, config = self.undo.model, parts.decoder_config(self.undo.model)
         layers = parts.attention_layers(model)

@@ -36,6 +36,10 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 5e-2, tor
 """Of the logits, relative to the largest."""
 
 
+AXES = ("mrope_section", "mrope_interleaved")
+"""What an entry says of positions with several axes, whatever the frequencies are."""
+
+
 class CannotExport(Refusal):
     """No entry of a configuration of transformers says what the model does."""
 
@@ -158,6 +162,7 @@ def _entries(place: RotaryPlace, layer_type: str, spectrum: Spectrum) -> Iterato
             if entry["rope_type"] == "proportional":
                 continue
             entry.setdefault("partial_rotary_factor", 1.0)
+        entry |= {k: said[k] for k in AXES if k in said}
         if scaled:
             if entry["rope_type"] not in ("yarn", "longrope") or entry.get("factor", own["factor"]) not in (
                 own["factor"],

@@ -19,7 +19,7 @@ from ropewalk.core.errors import ConfigError, suggest
 from ropewalk.core.rotation import Pairing
 from ropewalk.frequencies import RopeConfig, RopeConfigWarning, Spectrum, read_rope_config
 from ropewalk.integrations.transformers.attention import NAME
-from ropewalk.integrations.transformers.rotary import ALL, LAYOUTS, RotaryTables, layout_of
+from ropewalk.integrations.transformers.rotary import ALL, LAYOUTS, layout_of
 from ropewalk.integrations.transformers.vision import family_of
 from ropewalk.rotary.mrope import MRoPE
 from ropewalk.rotary.rope import RoPE
@@ -363,7 +363,6 @@ def own_encodings(model: nn.Module, place: RotaryPlace, spectra: Mapping[str, Sp
     return [made[fit] for fit in own]
 
 
-def still(place: RotaryPlace) -> RotaryTables:
-    """Return tables that turn nothing, for layers whose encoding is applied elsewhere."""
-    nothing = {t: Spectrum((0.0,) * len(inv_freq)) for t, (inv_freq, _) in place.inv_freq.items()}
-    return RotaryTables(nothing, place.layout, axes_first=place.sections is not None)
+def still(place: RotaryPlace) -> dict[str, Spectrum]:
+    """Return frequencies that turn nothing, for layers whose encoding is applied elsewhere."""
+    return {t: Spectrum((0.0,) * len(inv_freq)) for t, (inv_freq, _) in place.inv_freq.items()}

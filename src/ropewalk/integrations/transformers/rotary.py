@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ropewalk.coordinates.allocation import Allocation
 from ropewalk.core import rotation
 from ropewalk.core.encoding import table_dtype
 from ropewalk.core.errors import ConfigError
@@ -54,20 +55,22 @@ class RotaryTables(nn.Module):
     Args:
         spectra: frequencies by layer type; `ALL` where the layers do not differ.
         layout: a name of `LAYOUTS`.
-        axes_first: positions come as (axes, b, S), of which the first axis is taken: for tables that turn nothing.
+        allocation: which pair turns by which axis, of models whose positions come as (axes, b, S).
     """
 
-    def __init__(self, spectra: Mapping[str, Spectrum], layout: str, axes_first: bool = False) -> None:
+    def __init__(self, spectra: Mapping[str, Spectrum], layout: str, allocation: Allocation | None = None) -> None:
         super().__init__()
-        self.layout, self.axes_first = layout, axes_first
+        self.layout, self.allocation = layout, allocation
         self.by_type = nn.ModuleDict({name: RoPE(spectrum=spectrum) for name, spectrum in spectra.items()})
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Tables:
-        """Return the tables for positions (b, S), in the dtype of the hidden states x."""
-        if self.axes_first and position_ids.ndim == 3:
-            position_ids = position_ids[0]
+        """Return the tables for positions (b, S), the same on all axes, or (axes, b, S), in the dtype of the hidden states x."""
         rope = cast("RoPE", self.by_type[ALL if layer_type is None else layer_type])
-        angles = rope.angles(position_ids.double())
+        position = position_ids.double()
+        if self.allocation is not None and position.ndim == 3:
+            angles = self.allocation.spread(position.movedim(0, -1))[:, 0] * rope.exact("inv_freq", position.device)
+        else:
+            angles = rope.angles(position)
         cos, sin = rotation.tables(angles, table_dtype(x), rope.magnitude)
         return LAYOUTS[self.layout][0](cos, sin, x.dtype)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ropewalk.coordinates.allocation import Allocation
 from ropewalk.coordinates.blocks import Block, Image, Text, Video
 from ropewalk.coordinates.layout import layout, packed_layout
 from ropewalk.core.errors import ConfigError, NeedsColumn, PositionError, ShapeError
@@ -33,6 +34,10 @@ class Family:
 
     layout: Literal["blocked", "interleaved"]
     frames_apart: bool
+
+    def allocation(self, sections: Sequence[int]) -> Allocation:
+        """Return which pair turns by which axis."""
+        return Allocation.contiguous(sections) if self.layout == "blocked" else Allocation.interleaved(sections)
 
 
 FAMILIES = {
