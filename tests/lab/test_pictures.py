@@ -66,7 +66,7 @@ def test_a_model_that_reads_pictures_to_edit_does_not_see_the_answer():
     made = task("picture_edit")
     batch = made.eval_batch(3, 4, seed=0)
     solved = made.solve([0, made.open, *batch.tokens[0, 2:14].tolist(), made.close, *batch.tokens[0, 15:18].tolist()])
-    assert solved[:-1] == batch.targets[0][batch.targets[0] != IGNORE].tolist()
+    assert solved[:-2] == batch.targets[0][batch.targets[0] != IGNORE].tolist()
     model = Decoder(ModelConfig(made.vocab_size, ("modality_rope",), hidden_size=32, num_layers=1, num_heads=2))
     assert torch.isfinite(model(batch.tokens, batch.where())).all()
 

@@ -17,7 +17,7 @@ from torch import Generator
 
 from ropewalk.coordinates.layout import layout
 from ropewalk.lab.batch import IGNORE, Batch
-from ropewalk.lab.tasks.examples import ASK, FIRST, Examples, ask, distinct, letters, uniform, written
+from ropewalk.lab.tasks.examples import ASK, EDGE, FIRST, Examples, ask, distinct, letters, uniform, written
 from ropewalk.lab.tasks.placed import Placed
 from ropewalk.rotary.modality_rope import Segment, prose
 
@@ -57,7 +57,7 @@ class PictureEdit(Placed):
     def solve(self, prompt: Sequence[int]) -> list[int]:
         end = prompt.index(ASK)
         old, new = prompt[end + 1 : end + 3]
-        return [*(new if cell == old else cell for cell in prompt[2 : end - 1]), self.close]
+        return [*(new if cell == old else cell for cell in prompt[2 : end - 1]), self.close, EDGE]
 
     def length(self, size: int) -> int:
         return 2 * size * (size + 1) + 8
