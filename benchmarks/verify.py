@@ -16,6 +16,8 @@ import random
 import sys
 import time
 import traceback
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -82,56 +84,61 @@ def main():
     parser.add_argument("--only", help="faults whose name contains this")
     parser.add_argument("--write", action="store_true", help="put the table into docs/verify.md")
     parser.add_argument("--held-out", action="store_true", help="faults on which nothing was tuned")
+    parser.add_argument("--jobs", type=int, default=1, help="dtypes at the same time")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quiet", action="store_true", help="do not list what went wrong")
     o = parser.parse_args()
     if o.full:
         o.singles, o.pairs, o.correct = 6, 300, 300
-    torch.set_num_threads(1)
-    planted = HELD_OUT if o.held_out else FAULTS
     if o.held_out:
         o.seed = f"held out {o.seed}"
-    rows = {}
-    times = []
-    for name, dtype in DTYPES.items():
-        cases = [((f,), f"{o.seed} {name} {f.name} {i}") for f in planted for i in range(o.singles)]
-        cases += [
-            (p, f"{o.seed} {name} {p[0].name} {p[1].name}")
-            for p in pairs(random.Random(f"{o.seed} {name}"), o.pairs, planted)
-        ]
-        count = collections.Counter()
-        for faults, seed in cases:
-            if o.only and not any(o.only in f.name for f in faults):
-                continue
-            drawn = fitting(faults, seed, dtype)
-            kind = "single" if len(faults) == 1 else "pair"
-            title = " + ".join(f.name for f in faults)
-            if drawn is None:
-                count[f"{kind} not drawn"] += 1
-                continue
-            try:
-                detected, named, first, seconds, verdict = check(faults, *drawn)
-            except Exception:
-                detected, named, first, seconds, verdict = False, False, "crash", 0.0, traceback.format_exc(limit=-3)
-            times.append(seconds)
-            count[kind] += 1
-            count[f"{kind} detected"] += detected
-            count[f"{kind} named"] += named
-            if not (detected and named) and not o.quiet:
-                s = drawn[0]
-                also = [f.cause for f in verdict.errors] if not isinstance(verdict, str) else verdict
-                print(f"{name} | {title} | first: {first or 'nothing'} | {also} | {about(s)} [{seed}]", flush=True)
-        for i in range(0 if o.only else o.correct):
-            s = setting(random.Random(f"{o.seed} {name} right {i}"), dtype)
-            begin = time.process_time()
-            verdict = rw.verify(run(s, Port()), reference=s.config)
-            times.append(time.process_time() - begin)
-            count["correct"] += 1
-            count["false"] += not verdict.same
-            if not verdict.same and not o.quiet:
-                print(f"{name} | FALSE ALARM | {[f.cause for f in verdict.errors]} | {about(s)}", flush=True)
-        rows[name] = count
-    report(rows, times, len(planted), o)
+    with ProcessPoolExecutor(o.jobs, mp_context=get_context("spawn")) as pool:
+        found = dict(zip(DTYPES, pool.map(of_dtype, DTYPES, itertools.repeat(o)), strict=True))
+    times = [seconds for _, taken in found.values() for seconds in taken]
+    report({name: count for name, (count, _) in found.items()}, times, len(HELD_OUT if o.held_out else FAULTS), o)
+
+
+def of_dtype(name, o):
+    """Plant all the faults in rotations of one dtype; return what was counted, and the seconds of each verdict."""
+    torch.set_num_threads(1)
+    planted, dtype = HELD_OUT if o.held_out else FAULTS, DTYPES[name]
+    count, times = collections.Counter(), []
+    cases = [((f,), f"{o.seed} {name} {f.name} {i}") for f in planted for i in range(o.singles)]
+    cases += [
+        (p, f"{o.seed} {name} {p[0].name} {p[1].name}")
+        for p in pairs(random.Random(f"{o.seed} {name}"), o.pairs, planted)
+    ]
+    for faults, seed in cases:
+        if o.only and not any(o.only in f.name for f in faults):
+            continue
+        drawn = fitting(faults, seed, dtype)
+        kind = "single" if len(faults) == 1 else "pair"
+        title = " + ".join(f.name for f in faults)
+        if drawn is None:
+            count[f"{kind} not drawn"] += 1
+            continue
+        try:
+            detected, named, first, seconds, verdict = check(faults, *drawn)
+        except Exception:
+            detected, named, first, seconds, verdict = False, False, "crash", 0.0, traceback.format_exc(limit=-3)
+        times.append(seconds)
+        count[kind] += 1
+        count[f"{kind} detected"] += detected
+        count[f"{kind} named"] += named
+        if not (detected and named) and not o.quiet:
+            s = drawn[0]
+            also = [f.cause for f in verdict.errors] if not isinstance(verdict, str) else verdict
+            print(f"{name} | {title} | first: {first or 'nothing'} | {also} | {about(s)} [{seed}]", flush=True)
+    for i in range(0 if o.only else o.correct):
+        s = setting(random.Random(f"{o.seed} {name} right {i}"), dtype)
+        begin = time.process_time()
+        verdict = rw.verify(run(s, Port()), reference=s.config)
+        times.append(time.process_time() - begin)
+        count["correct"] += 1
+        count["false"] += not verdict.same
+        if not verdict.same and not o.quiet:
+            print(f"{name} | FALSE ALARM | {[f.cause for f in verdict.errors]} | {about(s)}", flush=True)
+    return count, times
 
 
 def report(rows, times, planted, o):
