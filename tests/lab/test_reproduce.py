@@ -300,10 +300,11 @@ def test_answers_follow_from_prompts(name, options):
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=[f"{name}{options or ''}" for name, options in OPTIONS])
-def test_there_are_as_many_examples_as_a_task_says(name, options):
+def test_there_are_as_many_examples_as_a_task_says_or_more(name, options):
     made = task(name, **options)
     drawn = made.draw(stream("space", name), made.min_size, 4000, test=False)
-    assert len({tuple(row) for row in drawn.tokens.tolist()}) <= made.space(made.min_size)
+    found = len({tuple(row) for row in drawn.tokens.tolist()})
+    assert found >= min(made.space(made.min_size), 4000) / 2  # of 4000 examples that there are, 2528 are drawn
 
 
 def test_cells_are_placed_by_row_and_column_whatever_the_padding():

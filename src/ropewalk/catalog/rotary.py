@@ -594,6 +594,7 @@ RECORDS: tuple[Record, ...] = (
         ),
         factory="ropewalk.rotary.rope_schedules:pi",
         defaults={"head_dim": 32},
+        evidence="evidence/yarn.json",
     ),
     Record(
         slug="ntk",
