@@ -62,7 +62,8 @@ def test_a_scheme_with_bases_of_its_own():
     [
         (lambda: Allocation(()), "a row of axes"),
         (lambda: Allocation(((0,), (0, 1))), "a row of axes"),
-        (lambda: Allocation(((0, 3),)), "counted from 0"),
+        (lambda: Allocation(((0, 3, 1),)), "counted from 0"),
+        (lambda: Allocation(((0, 1),)), r"3 axes \(t, h, w\) and only 2 pairs"),
         (lambda: Allocation(((0,),), ("t",), "other"), "'shared' or 'own'"),
         (lambda: Allocation(((0,),), ("t",), bases=(1e4, 1e4)), "2 bases for 1 axes"),
         (lambda: Allocation(((0,),), ("t",), bases=(float("nan"),)), "base"),

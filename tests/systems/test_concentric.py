@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from reference import attend, close, golden, logits, problem, triangle
@@ -150,6 +152,15 @@ def test_the_pyramid_descends():
         before = ids
     late, early = seen(rw.PyPE(8, 12).layer(11), *wide), seen(rw.ConcentricAttention(8), *wide)
     assert all(torch.equal(a, b) for a, b in zip(late, early, strict=True))
+
+
+def test_an_image_is_nearer_to_the_text_than_row_by_row():
+    wide = [rw.Text(2), rw.Image(7, 9), rw.Text(3)]
+    rows, _ = seen(rw.ConcentricAttention(8, numbering="raster"), *wide)
+    flat, _ = seen(rw.ConcentricAttention(8), *wide)
+    far = [ids[-1] - ids[2:-3] for ids in (rows, flat, *(seen(rw.PyPE(8, 2).layer(i), *wide)[0] for i in (0, 2, 6)))]
+    assert all(later.max() <= before.max() and later.mean() <= before.mean() for before, later in pairwise(far))
+    assert far[1].max() < far[0].max() and far[1].mean() < far[0].mean()
 
 
 def test_layers_are_made_with_their_number():

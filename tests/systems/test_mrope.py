@@ -94,6 +94,35 @@ def test_text_is_rope_bit_for_bit(kind):
         assert torch.equal(got, want)
 
 
+def test_other_axes_are_other_groups_of_channels():
+    """Height and width change places: the groups of their channels do, and nothing else."""
+    where = rw.layout([BLOCKS])
+    c = SCHEME.coordinates(where.query)
+    swapped = c[..., [0, 2, 1]]
+    made = rw.MRoPE(16, (2, 3, 3))
+    here, there = made.allocation.spread(c)[0, 0], made.allocation.spread(swapped)[0, 0]
+    assert torch.equal(there[:, :2], here[:, :2])
+    assert torch.equal(there[:, 2:5], here[:, 5:])
+    assert torch.equal(there[:, 5:], here[:, 2:5])
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_logits_depend_on_differences_of_ids(kind):
+    made = ALL[kind](base=100.0)
+    where = rw.layout([BLOCKS])
+    p = problem(b=1, h=8, kv=4, s=where.query.length, d=16, positions=made.scheme.positions(where))
+    for shift in (13, torch.tensor([3, -5, 40])):  # of all ids, or of each axis by itself
+        moved = p.positions.map_sides(lambda t, by=shift: t.with_columns(position=t.position + by))
+        close(logits(made(p.replace(positions=moved))), logits(made(p)), 1e-10)
+
+
+def test_an_image_has_the_same_pattern_wherever_it_stands():
+    """With a reset, height and width of its cells do not know what came before."""
+    scheme = MRoPEIds(spatial_reset=True)
+    early, late = (ids(rw.layout([rw.Text(n), rw.Image(2, 5)]), scheme)[1:, 0, n:] for n in (1, 30))
+    assert torch.equal(early, late)
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_logits_are_those_of_the_pair_loop(kind):
     """An explicit loop over tokens, heads and pairs."""

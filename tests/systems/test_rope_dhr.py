@@ -69,6 +69,14 @@ def test_an_image_moves_the_position_on_by_its_thumbnail(x, y, mapping, order):
         assert got.tolist() == list(range(len(got)))
 
 
+def test_the_largest_id_counts_one_thumbnail_an_image():
+    grids, n = [(3, 2), (1, 1), (2, 2)], 3
+    blocks = [rw.Text(2), *(b for x, y in grids for b in (tiled(x, y, n), rw.Text(2)))]
+    tokens = sum(block.length for block in blocks)
+    tiles = sum(x * y if x * y > 1 else 0 for x, y in grids)
+    assert ids(blocks, ThumbnailIds()).max() == tokens - 1 - n * n * tiles
+
+
 @pytest.mark.parametrize(("x", "y"), [g for g in GRIDS if g != (1, 1)])
 def test_centres_map_evenly(x, y):
     n = 4

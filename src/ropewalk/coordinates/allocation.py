@@ -47,6 +47,11 @@ class Allocation:
     def __post_init__(self) -> None:
         if not self.rows or not self.rows[0] or len({len(row) for row in self.rows}) != 1:
             raise ConfigError("an allocation is a row of axes, one for each pair, or such a row for each key head")
+        pairs = len(self.rows) * len(self.rows[0])
+        if len(self.names) > pairs:
+            raise ConfigError(
+                f"{len(self.names)} axes ({', '.join(self.names)}) and only {pairs} pairs of channels; each axis needs one"
+            )
         beyond = sorted({a for row in self.rows for a in row if a is not None and not 0 <= a < len(self.names)})
         if beyond:
             raise ConfigError(f"axes {beyond} of {len(self.names)} ({', '.join(self.names)}); they are counted from 0")
