@@ -31,6 +31,18 @@ from held_out import HELD_OUT  # noqa: E402
 import ropewalk as rw  # noqa: E402
 
 MEASURABLE = 12.0
+SAME = (
+    ({"position-scale", "position-offset"}, lambda s: len(s.positions.flatten().unique()) == 1),
+    ({"positions-ignored", "not-rotated", "position-zero"}, lambda s: s.seq == 1),
+    ({"positions-ignored", "rows"}, lambda s: s.positions.ndim == 2 and s.positions[0].tolist() == list(range(s.seq))),
+    ({"width", "base"}, lambda s: float(s.positions.max()) / s.base < MEASURABLE * torch.finfo(s.dtype).eps / 4),
+    ({"width", "rest-scaled"}, lambda s: not s.positions.any()),
+    (
+        {"position-scale", "scaling-ignored"},
+        lambda s: (s.scaling.get("rope_type"), s.scaling.get("factor")) == ("linear", 2.0),
+    ),
+)
+"""Causes that are the same thing measured, and where they are."""
 DTYPES = {"fp32": FP32, "bf16": BF16, "fp16": FP16, "fp64": FP64}
 
 
@@ -56,10 +68,9 @@ def check(faults, s, got):
     verdict = rw.verify(got, reference=s.config)
     seconds = time.process_time() - begin
     wanted = {c for f in faults for c in f.causes}
-    if (
-        len(s.positions.flatten().unique()) == 1 and {"position-scale", "position-offset"} & wanted
-    ):  # the same thing, there
-        wanted |= {"position-scale", "position-offset"}
+    for these, where in SAME:
+        if these & wanted and where(s):
+            wanted |= these
     first = verdict.errors[0].cause if verdict.errors else ""
     return not verdict.same, first in wanted, first, seconds, verdict
 

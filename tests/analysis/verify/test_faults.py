@@ -55,3 +55,39 @@ def test_no_alarm_for_honest_rounding(dtype):
         s = setting(random.Random(f"honest {seed}"), dtype)
         verdict = rw.verify(run(s, Port()), reference=s.config)
         assert verdict.same, str(verdict)
+
+
+@pytest.mark.parametrize("seed", ["0 19", "0 20", "0 82", "0 88", "0 201", "7 256", "8 164"])
+def test_no_alarm_where_rounding_errs_one_way(seed):
+    """Slow planes round their cos, with an attention factor or not, alike at all tokens, and lose a sine below half a step."""
+    first, number = seed.split()
+    s = setting(random.Random(f"{first} bf16 right {number}"), BF16)
+    verdict = rw.verify(run(s, Port()), reference=s.config)
+    assert verdict.same, str(verdict)
+
+
+PAIRS = [
+    ("original length is the new one", "positions doubled", {"original-length", "position-scale"}),
+    ("each frequency twice", "positions divided", {"frequency-order", "position-scale"}),
+    ("linear in its place", "clamped", {"scaling-type", "position-clamped"}),
+    ("scaling inverted", "four share one", {"scaling-inverted", "position-scale", "position-grouped"}),
+    ("exponent i/d", "backwards", {"base", "ladder", "position-reversed"}),
+    ("scaling ignored", "inv_freq in bf16", {"scaling-ignored", "precision"}),
+    ("clamped", "tables in bf16", {"position-clamped", "precision"}),
+    ("sin dropped", "positions doubled", {"no-sin"}),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "causes"), PAIRS, ids=[f"{a} + {b}" for a, b, _ in PAIRS])
+def test_two_faults_at_once_are_named(one, other, causes):
+    named = {f.name: f for f in FAULTS}
+    s, got = drawn(f"{one} {other}", FP32, named[one], named[other])
+    verdict = rw.verify(got, reference=s.config)
+    assert verdict.errors[0].cause in causes, str(verdict)
+
+
+def test_an_offset_beyond_all_positions_is_none():
+    """Angles of slow planes alone stand for positions of any size: such a fit once ended in an overflow."""
+    named = {f.name: f for f in FAULTS}
+    s, got = drawn("offset", BF16, named["cos and sin exchanged"], named["base times ten"])
+    assert not rw.verify(got, reference=s.config).same

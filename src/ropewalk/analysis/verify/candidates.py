@@ -93,12 +93,17 @@ def other_frequencies(reference: Reference, planes: int, length: float) -> Itera
     base, config = _base(reference), reference.config
 
     def offer(
-        cause: str, sentence: str, fix: str, make: Callable[[], Spectrum], cost: float = 1.0
+        cause: str,
+        sentence: str,
+        fix: str,
+        make: Callable[[], Spectrum],
+        cost: float = 1.0,
+        same_as: tuple[str, ...] = (),
     ) -> Iterator[Frequencies]:
         with contextlib.suppress(ConfigError):  # such as a ramp that needs another order of its ends
             values = make().tensor()
             if len(values) == planes and bool((values != own).any()):
-                yield Frequencies(cause, sentence, fix, values, cost)
+                yield Frequencies(cause, sentence, fix, values, cost, same_as)
 
     if base is not None and config is not None and config.rope_type != "default":
         ladder, kind = geometric(dim, base), config.rope_type
@@ -111,6 +116,7 @@ def other_frequencies(reference: Reference, planes: int, length: float) -> Itera
             f"the frequencies are not scaled: {what} is in the configuration and not applied",
             apply,
             lambda: ladder,
+            same_as=(f"positions {_times(factor)}",) if kind == "linear" else (),
         )
         others: dict[str, Callable[[], Spectrum]] = {
             "linear": lambda: ladder.linear(factor),
@@ -302,7 +308,8 @@ def fitted_frequencies(reference: Reference, measured: Tensor, own: Tensor, leng
 
 
 def _scaled(own: Tensor, ratios: list[float]) -> Iterator[Frequencies]:
-    for value, cost in ((nice(ratios[0]), 1.0), (nice(ratios[1]), 1.0), (ratios[0], 1.6), (ratios[1], 1.6)):
+    likely = [(value, 1.0 if _plain(value) else 1.4) for value in map(nice, ratios)]
+    for value, cost in (*likely, *((value, 1.6) for value in ratios)):
         if value > 0 and abs(value - 1) > 1e-9:
             yield Frequencies(
                 "position-scale",
@@ -350,7 +357,7 @@ def _ladders(
                 f"the frequencies are {math.exp(first):.6g} · {math.exp(-slope * planes):.6g}^(-i/P){moved}",
                 "start the ladder at frequency 1",
                 (first + i * slope).exp(),
-                1.5,
+                2.25,
             )
     if base is not None:
         for start in (1, 2):
@@ -380,6 +387,7 @@ def _of_base(value: float, base: float | None, planes: int, close: tuple[str, ..
 def _bases(base: float, planes: int, reference: Reference) -> Iterator[tuple[float, str]]:
     yield base**0.5, "the exponent i/d in place of 2i/d"
     yield base**2, "the exponent 4i/d in place of 2i/d"
+    yield base**2, f"{planes} turned channels, where slower planes hardly turn"
     if planes > 1:
         law = base ** (planes / (planes - 1))
         yield law, "division by P − 1 in place of P"
@@ -425,9 +433,17 @@ def other_places(
     wanted = wanted_places(reference, positions, planes).at
     count = index.double()
 
-    def unlike(cause: str, sentence: str, fix: str, at: Tensor, cost: float = 1.0, needs: str = "") -> Iterator[Places]:
+    def unlike(
+        cause: str,
+        sentence: str,
+        fix: str,
+        at: Tensor,
+        cost: float = 1.0,
+        needs: str = "",
+        same_as: tuple[str, ...] = (),
+    ) -> Iterator[Places]:
         if bool((at != wanted if at.shape == wanted.shape else at[:, None] != wanted).any()):
-            yield Places(cause, sentence, fix, at, cost, needs=needs or "other positions than 0, 1, 2, ...")
+            yield Places(cause, sentence, fix, at, cost, same_as, needs or "other positions than 0, 1, 2, ...")
 
     for offset in (1, -1):
         word = "too large" if offset > 0 else "too small"
@@ -475,7 +491,18 @@ def other_places(
             first_row[:, 0],
             0.9,
             "rows with different positions",
+            ("the given positions are ignored: tokens are counted 0, 1, 2, ...",)
+            if bool((first_row[:, 0] == count).all())
+            else (),
         )
+        given = Places("", "", "", wanted)
+        spread = float(wanted.max() - wanted.min())
+        if spread > 0:
+            last = torch.stack([wanted[row == r].max() for r in range(int(row.max()) + 1)])
+            yield reversed_places(given, last[row])
+            for scale in (2.0, 0.5, 4.0, 0.25):
+                yield scaled_places(given, scale)
+            yield from grouped_places(given)
         yield from unlike(
             "fraction-lost", "fractions of positions are lost", "keep real positions real", positions[:, 0].floor(), 1.1
         )
@@ -539,6 +566,58 @@ def other_places(
             )
 
 
+def shifted_places(given: Places, offset: float) -> Places:
+    """Return the given positions, all of them shifted."""
+    word, first = "too large" if offset > 0 else "too small", float(given.at.flatten()[0])
+    alone = first != 0 and bool((given.at == first).all())
+    return Places(
+        "position-offset",
+        f"positions are {abs(offset):g} {word}",
+        "count tokens from 0; left padding and earlier tokens shift nothing, or all alike",
+        given.at + offset,
+        1.05,
+        (f"positions {_times((first + offset) / first)}",) if alone else (),
+        "tokens at several positions" if alone else "other positions than 0, 1, 2, ...",
+    )
+
+
+def scaled_places(given: Places, scale: float) -> Places:
+    """Return the given positions, all of them scaled."""
+    return Places(
+        "position-scale",
+        f"positions are {_times(scale)}",
+        "scale positions once, or not at all: look for a linear factor applied both here and in the frequencies",
+        given.at * scale,
+        1.05 if _plain(scale) else 1.4,
+        (f"frequencies {_times(scale)}", *(("each rotation is applied twice",) if scale == 2 else ())),
+    )
+
+
+def reversed_places(given: Places, last: float | Tensor) -> Places:
+    """Return the given positions, counted down from the last, which is one number or one a token."""
+    end = f"{last:g}" if isinstance(last, float) else "the last of the row"
+    return Places(
+        "position-reversed",
+        f"positions run backwards: p is read as {end} − p",
+        "hand the positions on in order",
+        last - given.at,
+        1.1,
+        (f"the rotation runs the other way, and positions are {end} too small",),
+    )
+
+
+def grouped_places(given: Places) -> Iterator[Places]:
+    """Yield the given positions, divided by whole numbers and cut off."""
+    for k in (2, 3, 4, 8, 16, 32):
+        yield Places(
+            "position-grouped",
+            f"{k} tokens share a position: p is read as p // {k}",
+            "divide no positions",
+            torch.floor(given.at / k),
+            1.2,
+        )
+
+
 def described_places(found: Tensor, wanted: Tensor, index: Tensor, row: Tensor, sure: Tensor) -> Iterator[Places]:
     """Yield laws that located positions follow: (n,) all of them.
 
@@ -564,19 +643,15 @@ def described_places(found: Tensor, wanted: Tensor, index: Tensor, row: Tensor, 
         return
     f, w, s = found[sure], wanted[sure], index[sure]
     off = f - w
+    given = Places("", "", "", wanted)
     middle = nice(float(off.median()))
     if middle:
-        word = "too large" if middle > 0 else "too small"
-        yield Places(
-            "position-offset",
-            f"positions are {abs(middle):g} {word}",
-            "count tokens from 0; left padding and earlier tokens shift nothing, or all alike",
-            wanted + middle,
-            1.05,
-        )
+        yield shifted_places(given, middle)
     spread = float(w.max() - w.min())
     if spread > 0:
         slope, start = _line(w, f)
+        if abs(start) < 0.05 and slope > 0 and abs(slope - 1) > 1e-6:
+            yield scaled_places(given, nice(slope))
         yield Places(
             "position-scale" if abs(slope - 1) > 1e-6 else "position-offset",
             f"positions p are turned as {nice(slope):g} p {'+' if start >= 0 else '−'} {abs(nice(start)):g}",
@@ -584,14 +659,6 @@ def described_places(found: Tensor, wanted: Tensor, index: Tensor, row: Tensor, 
             nice(slope) * wanted + nice(start),
             1.4,
         )
-        for k in (2, 3, 4, 8, 16, 32):
-            yield Places(
-                "position-grouped",
-                f"{k} tokens share a position: p is read as p // {k}",
-                "divide no positions",
-                torch.floor(wanted / k),
-                1.2,
-            )
         most = float(f.max())
         yield Places(
             "position-clamped",
@@ -600,13 +667,9 @@ def described_places(found: Tensor, wanted: Tensor, index: Tensor, row: Tensor, 
             wanted.clamp(max=nice(most)),
             1.04,
         )
-        yield Places(
-            "position-reversed",
-            "positions run backwards",
-            "hand the positions on in order",
-            nice(float((f + w).median())) - wanted,
-            1.2,
-        )
+        last = nice(float((f + w).median()))
+        if last > float(w.max()) - 0.5:
+            yield reversed_places(given, last)
     yield Places(
         "position-constant",
         f"all tokens are at position {nice(float(f.median())):g}",
@@ -615,6 +678,7 @@ def described_places(found: Tensor, wanted: Tensor, index: Tensor, row: Tensor, 
         1.1,
     )
     yield from _restarts(f, w, s, wanted, index)
+    yield from _jump(f, w, s, wanted, index)
     yield from _restarts_by_row(found, wanted, index, row, sure)
     yield Places(
         "positions",
@@ -623,6 +687,28 @@ def described_places(found: Tensor, wanted: Tensor, index: Tensor, row: Tensor, 
         torch.where(sure, found, wanted),
         2.6,
     )
+
+
+def _jump(f: Tensor, w: Tensor, s: Tensor, wanted: Tensor, index: Tensor) -> Iterator[Places]:
+    """Yield the law that from one token on, positions are shifted by one number, even if others are a little off as well."""
+    off = f - w
+    begins = s.unique()[1:]
+    if not len(begins):
+        return
+    late = s >= begins[:, None]
+    shift = torch.stack([off[here].median() for here in late]).round()
+    apart = (off - torch.where(late, shift[:, None], 0.0)).abs().clamp(max=2.0).sum(-1)
+    best = int(apart.argmin())
+    by, begin = float(shift[best]), int(begins[best])
+    if by:
+        yield Places(
+            "position-jump",
+            f"tokens from number {begin} on are turned as if {abs(by):g} {'later' if by > 0 else 'earlier'}",
+            "pass the number of cached tokens as the offset of what follows",
+            torch.where(index >= begin, wanted + by, wanted),
+            1.2,
+            needs="tokens on both sides of the jump",
+        )
 
 
 def _restarts(f: Tensor, w: Tensor, s: Tensor, wanted: Tensor, index: Tensor) -> Iterator[Places]:
@@ -747,10 +833,15 @@ def nice(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
 
 
+def _plain(scale: float) -> bool:
+    """Whether a scale is a whole number or the reciprocal of one."""
+    return scale > 0 and min(abs(s - round(s)) for s in (scale, 1 / scale)) < 1e-6
+
+
 def _times(value: float) -> str:
     return (
         f"divided by {1 / value:g}"
-        if value < 1 and abs(1 / value - round(1 / value)) < 1e-6
+        if 0 < value < 1 and abs(1 / value - round(1 / value)) < 1e-6
         else f"multiplied by {value:.6g}"
     )
 

@@ -117,7 +117,8 @@ def compare(side: Side, observation: Observation, reference: Reference) -> Compa
         across = (w * (z * wanted[:, None]).conj()).sum((0, 1, 2)) / (
             z.abs().square() * wanted.abs().square()[:, None]
         ).sum((0, 1, 2)).clamp(min=1e-300)
-        drift = float(((across - 1).abs() / (rounding.SYSTEMATIC * unit + angle.mean((0, 1, 2)))).max())
+        systematic = rounding.systematic(unit, observation.dtype, reference.spectrum.attention_factor, count)
+        drift = float(((across - 1).abs() / (systematic + angle.mean((0, 1, 2)))).max())
     return Comparison(side, error, over.nan_to_num(nan=math.inf), drift)
 
 
@@ -226,7 +227,9 @@ class _Diagnosis:
         whole = [c.side for c in self.wrong]
         swapped = replace(wanted_structure(self.reference), swapped=True)
         # Where positions run along the heads, the first head may be right by chance.
-        along = all(s.before.shape[1] > 1 and read(s, swapped).residual <= self._enough(whole) for s in whole)
+        along = self.o.index.numel() > 1 and all(
+            s.before.shape[1] > 1 and read(s, swapped).residual <= self._enough(whole) for s in whole
+        )
         sides = whole if along else [self._heads(c) for c in self.wrong]
         unturned = [s for s in sides if self._still(s)]
         self.findings += self._not_rotated(unturned)
@@ -321,7 +324,9 @@ class _Diagnosis:
         names = " and ".join(s.name for s in sides)
         whole = len(sides) == len(self.o.sides)
         lonely = all(s.before.shape[1] == 1 for s in sides)
-        same = ["all positions are 0"] if sides else []
+        same = ["all positions are 0"]
+        if self.o.index.numel() == 1:
+            same.append("positions are ignored: one token alone is counted 0")
         if lonely:
             same.append("sequence and heads are swapped, and there is one head")
         return [
@@ -522,6 +527,8 @@ class _Diagnosis:
     # ---- lengths -----------------------------------------------------------------------------------------------------
 
     def _lengths(self, best: Guess, search: Search, structure: Structure) -> None:
+        if not best.explains and best.sense in ("no-sin", "no-cos"):
+            return  # what is left of the pairs has no length of its own
         made = best.gains()
         wanted = self.reference.spectrum.attention_factor
         for e in search.evidence:
@@ -535,9 +542,8 @@ class _Diagnosis:
             else:
                 self.measured = replace(self.measured, attention_factor_k=length)
             ratio = length / wanted
-            if abs(ratio - 1) > max(rounding.SYSTEMATIC * self.o.unit, 1e-5) and (
-                best.explains or abs(ratio - 1) > 0.05
-            ):
+            allowed = max(rounding.systematic(self.o.unit, self.o.dtype, wanted, int(e.sure.sum())), 1e-5)
+            if abs(ratio - 1) > allowed and (best.explains or abs(ratio - 1) > 0.05):
                 self.findings.append(self._factor(length, wanted, e.side))
             elif abs(e.rest - 1) > max(rounding.SYSTEMATIC * self.o.unit, 1e-5) and structure.width < self.o.head_dim:
                 self.findings.append(
@@ -546,6 +552,9 @@ class _Diagnosis:
                         f"the channels of {e.side} that are not turned are multiplied by {e.rest:.4g}",
                         "their length before and after",
                         "multiply cos and sin by the attention factor, not the whole head",
+                        same_as=("they are turned as well, by angles of 0",)
+                        if not bool(self.o.positions.any())
+                        else (),
                         side=e.side,
                     )
                 )

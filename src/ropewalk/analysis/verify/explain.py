@@ -20,8 +20,12 @@ from ropewalk.analysis.verify.candidates import (
     Places,
     described_places,
     fitted_frequencies,
+    nice,
     other_frequencies,
     other_places,
+    reversed_places,
+    scaled_places,
+    shifted_places,
     wanted_frequencies,
     wanted_places,
 )
@@ -34,6 +38,15 @@ Item = TypeVar("Item")
 
 ITEMS = 96
 """Tokens on which guesses are compared. Whether anything differs at all is decided on every token before."""
+
+SCREEN, PROMISING, NEAR = 16, 0.5, 0.1
+"""Tokens on which a guess is looked at first: unless it meets half of the gains there, or leaves a tenth, that is all."""
+
+LEAST = (1e-3, 0.02)
+"""How far the gains of a located position may be off: as exact tables make them, then as rounded ones do."""
+
+FARTHEST = 1e9
+"""No position is looked for beyond."""
 
 ENOUGH, ROUNDED = 0.9995, 0.97
 """Share of the gains that a guess must meet. With rounded tables some lie at the border between two rounded numbers."""
@@ -111,13 +124,13 @@ class Guess:
     def gains(self) -> Tensor:
         """Return what pairs are multiplied by, (n, P)."""
         at = self.places.at if self.places.at.ndim == 2 else self.places.at[:, None]
-        omega = self.frequencies.inv_freq
-        made = (
-            torch.polar(torch.ones(1, dtype=torch.float64), at * omega)
-            if self.precision is None
-            else self.precision.gains(at, omega, self.factor)
-        )
-        return _sensed(made, self.sense)
+        return _sensed(_gains(at, self.frequencies.inv_freq, self.precision, self.factor), self.sense)
+
+
+def _gains(at: Tensor, inv_freq: Tensor, precision: Precision | None, factor: float) -> Tensor:
+    if precision is not None:
+        return precision.gains(at, inv_freq, factor)
+    return torch.polar(torch.ones(1, dtype=torch.float64), at * inv_freq)
 
 
 def _sensed(made: Tensor, sense: str) -> Tensor:
@@ -208,6 +221,11 @@ class Search:
         self.scaled = [
             torch.where(e.sure, e.value / e.length.clamp(min=1e-300), torch.zeros_like(e.value)) for e in self.evidence
         ]
+        n = len(chosen)
+        every = torch.arange(n)
+        self.every = every
+        self.few = torch.linspace(0, n - 1, SCREEN).long() if n > 2 * SCREEN else every
+        self.no_sine = all(map(_real, self.evidence))
         self.guesses: list[Guess] = []
 
     def run(self) -> Guess:
@@ -230,11 +248,13 @@ class Search:
 
     def best(self) -> Guess:
         """Return the cheapest guess that explains all, or the one that leaves least."""
-        explaining = [g for g in self.guesses if g.explains]
+        # Where no gain has an imaginary part there is no sine, whatever else is wrong.
+        guesses = [g for g in self.guesses if g.sense == "no-sin" or not self.no_sine]
+        explaining = [g for g in guesses if g.explains]
         if explaining:
             cheapest = min(g.cost for g in explaining)
             return min((g for g in explaining if g.cost <= cheapest + 1e-9), key=lambda g: (-round(g.met, 3), g.left))
-        return min(self.guesses, key=lambda g: (g.left + 1e-12) * (1 + 0.2 * g.cost))
+        return min(guesses, key=lambda g: (g.left + 1e-12) * (1 + 0.2 * g.cost))
 
     def rivals(self, best: Guess) -> list[Guess]:
         """Return guesses of about the same cost that explain as much by other causes."""
@@ -253,39 +273,50 @@ class Search:
         senses: Sequence[str],
         precision: Precision | None = None,
     ) -> None:
+        if not places:
+            return
         reach, factor = self._reach(), self.reference.spectrum.attention_factor
+        wide = any(p.at.ndim == 2 for p in places)
+        at = torch.stack([_wide(p.at, self.planes if wide else 1) for p in places])
+        # Where gains have no one length, it is what fits best.
+        free = ("no-sin", "no-cos") if precision is None else senses
         for f in freqs:
             off = [(e.noise + rounding.float32_angles(reach, f.inv_freq)).clamp(max=0.2) for e in self.evidence]
-            for p in places:
-                made = Guess(f, p, "", precision, factor=factor).gains()
-                for sense in senses:
-                    # Where gains have no one length, it is what fits best.
-                    fitted = precision is not None or sense in ("no-sin", "no-cos")
-                    met, left = self._score(_sensed(made, sense), off, fitted)
-                    self.guesses.append(Guess(f, p, sense, precision, met, left, factor))
+            made = _gains(at[:, self.few], f.inv_freq, precision, factor)
+            for sense in senses:
+                met, left = self._score(_sensed(made, sense), off, self.few, sense in free)
+                if len(self.few) < len(self.every):
+                    some = ((met >= PROMISING) | (left <= NEAR)).nonzero().flatten()
+                    if len(some):
+                        full = _sensed(_gains(at[some], f.inv_freq, precision, factor), sense)
+                        met[some], left[some] = self._score(full, off, self.every, sense in free)
+                self.guesses += [
+                    Guess(f, p, sense, precision, m, rest, factor)
+                    for p, m, rest in zip(places, met.tolist(), left.tolist(), strict=True)
+                ]
 
     def _reach(self) -> Tensor:
         return torch.maximum(self.tokens.positions.abs().amax(-1), self.tokens.index.double())[:, None] + 1
 
-    def _score(self, made: Tensor, off: Sequence[Tensor], fitted: bool) -> tuple[float, float]:
+    def _score(self, made: Tensor, off: Sequence[Tensor], which: Tensor, fitted: bool) -> tuple[Tensor, Tensor]:
+        """Return the share of gains that guesses meet, and the mean square that they leave: (guesses, tokens, P) → (guesses,)."""
         met, left = [], []
-        for e, scaled, allowed in zip(self.evidence, self.scaled, off, strict=True):
+        for e, given, allowed in zip(self.evidence, self.scaled, off, strict=True):
+            value, sure, scaled = e.value[which], e.sure[which], given[which]
             if fitted:
-                length = (e.value * made.conj()).real[e.sure].sum() / made.abs().square().expand_as(e.value)[
-                    e.sure
-                ].sum().clamp(min=1e-300)
-                scaled = torch.where(e.sure, e.value / length.clamp(min=1e-12), torch.zeros_like(e.value))
-            error = (scaled - made).abs()
-            error = torch.where(torch.isfinite(error), error, torch.full_like(error, 2.0))
-            count = e.sure.sum().clamp(min=1)
-            good = ((error <= allowed) | ~e.sure).double()
-            share = float((good * e.sure).sum() / count)
+                own = (value * made.conj()).real.masked_fill(~sure, 0.0).sum((1, 2))
+                length = own / made.abs().square().masked_fill(~sure, 0.0).sum((1, 2)).clamp(min=1e-300)
+                scaled = (value / length.clamp(min=1e-12)[:, None, None]).masked_fill(~sure, 0.0)
+            error = (scaled - made).abs().nan_to_num(nan=2.0, posinf=2.0).masked_fill(~sure, 0.0)
+            count = sure.sum().clamp(min=1)
+            good = error <= allowed[which]
+            share = (good & sure).sum((1, 2)) / count
             # A few numbers may lie at the border of rounding; a token or a plane that is wrong as a whole does not.
-            if float(good.mean(-1).min()) < 0.5 or float(good.mean(0).min()) < 0.5:
-                share = min(share, ROUNDED - 0.01)
-            met.append(share)
-            left.append(float((error.clamp(max=2.0).square() * e.sure).sum() / count))
-        return min(met), max(left)
+            good = good.double()
+            whole = (good.mean(2).amin(1) >= 0.5) & (good.mean(1).amin(1) >= 0.5)
+            met.append(torch.where(whole, share, share.clamp(max=ROUNDED - 0.01)).double())
+            left.append(error.clamp(max=2.0).square().sum((1, 2)) / count)
+        return torch.stack(met).amin(0), torch.stack(left).amax(0)
 
     def _best_few(self, count: int, senses: Iterable[str]) -> list[Guess]:
         allowed, few = set(senses), []
@@ -306,30 +337,42 @@ class Search:
         by_index = [p for p in places if p.cause == "positions-ignored"][:1]
         laws: list[Frequencies] = []
         for place in _distinct([*likely, *by_index]):
-            omega, phase, hold = frequencies(value, place.at)
-            sense = self._sense_of(omega, wanted.inv_freq)
+            omega, _, hold = frequencies(value, place.at)
             free = list(fitted_frequencies(self.reference, omega.abs(), wanted.inv_freq, self.length))
             laws += free
             self._try(free, [place], ("", "sign", "swapped"))
-            # An offset shifts all angles of a plane alike: what is left over after the slopes are known.
-            shifted = self._offset(omega, phase, hold, place)
-            if shifted is not None:
-                self._try([wanted, *known[1:8], *free], [shifted], (sense,))
-        few = self._best_few(3, ("", "sign"))
-        trials = _distinct(
-            [
-                wanted,
-                *(f for f in known if f.cause in ("scaling-ignored", "base")),
-                *(g.frequencies for g in few),
-                *self._lawful(laws),
-            ]
-        )
-        for sense in ("", "sign"):
-            turned = value if sense == "" else value.conj()
-            for f in trials:
-                if f.cause == "frequencies":
-                    continue
-                self._locate(f, turned, sense)
+            if place is given:
+                self._rescale(known, omega, hold, given)
+        if self._settled(1.06):
+            return
+        trials = _distinct([*known, *(g.frequencies for g in self._best_few(3, ("", "sign"))), *self._lawful(laws)])
+        trials = [f for f in trials if f.cause != "frequencies"]
+        turned = {"": value, "sign": value.conj()}
+        for f in trials:
+            for sense, gains in turned.items():
+                self._shift(f, gains, sense, given)
+        for least in LEAST:
+            for sense, gains in turned.items():
+                for f in trials:
+                    self._locate(f, gains, sense, least)
+            if self._settled(2.4) or 4 * max(e.noise for e in self.evidence) >= LEAST[-1]:
+                return
+
+    def _rescale(self, known: Sequence[Frequencies], omega: Tensor, hold: Tensor, given: Places) -> None:
+        """Try known frequencies together with a scale on positions."""
+        span = float(given.at.max() - given.at.min())
+        noise = max(e.noise for e in self.evidence)
+        for f in known:
+            own = f.inv_freq.abs()
+            # Fast planes may have lost turns, and slow ones show nothing.
+            seen = (hold > 0.9) & (own * 4 < torch.pi) & (own * span > 20 * noise) & (omega.abs() > 0)
+            if int(seen.sum()) < 2:
+                continue
+            ratios = (omega.abs() / own)[seen]
+            scale = nice(float(ratios.median()))
+            if scale <= 0 or abs(scale - 1) < 1e-9 or float(((ratios / scale - 1).abs() < 0.02).double().mean()) < 0.8:
+                continue
+            self._try([f], [scaled_places(given, scale)], ("", "sign"))
 
     def _lawful(self, laws: list[Frequencies]) -> list[Frequencies]:
         """Return the fitted laws that some guess does best with."""
@@ -340,19 +383,20 @@ class Search:
         )
         return [g.frequencies for g in ranked[:4]]
 
-    def _locate(self, f: Frequencies, value: Tensor, sense: str) -> None:
+    def _locate(self, f: Frequencies, value: Tensor, sense: str, least: float) -> None:
         t = self.tokens
         positions = t.positions
         wanted = wanted_places(self.reference, positions, self.planes).at
         if wanted.ndim == 2:
-            self._assign(f, value, sense)
+            if least == LEAST[0]:
+                self._assign(f, value, sense)
             near = positions.amax(-1)
         else:
             near = wanted
         found = locate(value, f.inv_freq, near)
         off = (value - torch.polar(torch.ones(1, dtype=torch.float64), found[:, None] * f.inv_freq)).abs()
         noise = max(e.noise for e in self.evidence)
-        allowed = (4 * noise + rounding.float32_angles(self._reach(), f.inv_freq)).clamp(min=1e-3, max=0.3)
+        allowed = (4 * noise + rounding.float32_angles(self._reach(), f.inv_freq)).clamp(min=least, max=0.3)
         sure = ((off <= allowed).double().mean(-1)) > 0.9
         if int(sure.sum()) < max(1, 0.3 * len(sure)):
             return
@@ -408,42 +452,50 @@ class Search:
                 (sense,),
             )
 
-    def _sense_of(self, omega: Tensor, wanted: Tensor) -> str:
-        weight = wanted.abs()
-        return "sign" if float((omega.sign() * weight).sum()) < 0 else ""
-
-    def _offset(self, omega: Tensor, phase: Tensor, hold: Tensor, place: Places) -> Places | None:
-        if place.at.ndim == 2 or place.cost > 0 or not bool((hold > 0.9).any()):
-            return None
-        slow = (omega.abs() > 0) & (hold > 0.9)
-        if not bool(slow.any()):
-            return None
-        found = locate(
-            torch.polar(torch.ones_like(phase), phase)[None, slow], omega[slow], torch.zeros(1, dtype=torch.float64)
-        )
-        offset = round(float(found[0])) if abs(float(found[0]) - round(float(found[0]))) < 0.05 else float(found[0])
-        if offset == 0:
-            return None
-        word = "too large" if offset > 0 else "too small"
-        return Places(
-            "position-offset",
-            f"positions are {abs(offset):g} {word}",
-            "count tokens from 0; in decoding the new token's position is the number of tokens before it",
-            place.at + offset,
-            1.05,
-        )
+    def _shift(self, f: Frequencies, value: Tensor, sense: str, given: Places) -> None:
+        """Try an offset of all positions: what is left over, alike for all tokens, when the given ones are taken out."""
+        at = _wide(given.at, self.planes)
+        rest = (value * _gains(at, f.inv_freq, None, 1.0).conj()).mean(0)
+        held = (f.inv_freq > 0) & (rest.abs() > 0.9)
+        if int(held.sum()) < max(1, 0.5 * int((f.inv_freq > 0).sum())):
+            return
+        phase = torch.polar(torch.ones(1, dtype=torch.float64), rest.angle())
+        found = float(locate(phase[None, held], f.inv_freq[held], torch.zeros(1, dtype=torch.float64))[0])
+        if not abs(found) < FARTHEST:
+            return
+        offset = float(round(found)) if abs(found - round(found)) < 0.05 else found
+        if sense == "sign" and -offset > float(given.at.max()) - 0.5 and float(given.at.max()) > float(given.at.min()):
+            self._try([f], [reversed_places(given, -offset)], ("",))
+        elif offset:
+            self._try([f], [shifted_places(given, offset)], (sense,))
 
     def _round(self, wanted: Frequencies, given: Places) -> None:
         # "frequencies" may be any number a plane: rounding on top of that would explain everything.
         few = [
-            g
-            for g in self._best_few(8, ("", "sign", "swapped"))
-            if g.frequencies.cause != "frequencies" and g.places.cause != "positions"
+            g for g in self._best_few(200, ("", "sign", "swapped")) if not {"frequencies", "positions"} & {*g.causes}
         ]
-        bases = [Guess(wanted, given), Guess(wanted, given, "sign"), *few]
+        kinds: dict[tuple[str, ...], int] = {}
+        bases = [Guess(wanted, given), Guess(wanted, given, "sign")]
+        for g in few:  # the best two of each kind, so that many bases do not crowd out all else
+            kinds[g.causes] = kinds.get(g.causes, 0) + 1
+            if kinds[g.causes] <= 2 and len(bases) < 12:
+                bases.append(g)
         for precision in precisions(self.data):
             for g in bases:
                 self._try([g.frequencies], [g.places], (g.sense,), precision)
+
+
+def _wide(at: Tensor, planes: int) -> Tensor:
+    return at if at.ndim == 2 else at[:, None].expand(-1, planes)
+
+
+def _real(e: Evidence) -> bool:
+    """Whether gains have no imaginary part, and are not all alike."""
+    if not bool(e.sure.any()):
+        return False
+    value = e.value[e.sure]
+    flat = float((value.imag.abs() <= e.noise).double().mean()) >= ENOUGH
+    return flat and float(((value.real - value.real.median()).abs() > 8 * e.noise).double().mean()) > 0.05
 
 
 def _distinct(items: Iterable[Item]) -> list[Item]:

@@ -244,7 +244,11 @@ def find_structure(sides: Iterable[Side], wanted: Structure, unit: float) -> tup
     for few in structures(wanted, head_dim, heads):
         best = min(few, key=left, default=wanted)
         if left(best) <= enough:
-            return _nearest([s for s in few if left(s) <= max(1.5 * left(best), 2 * unit)], wanted, tried)
+            found, rest = _nearest([s for s in few if left(s) <= max(1.5 * left(best), 2 * unit)], wanted, tried)
+            # What slow planes beyond the width turn is little beside what is turned in all, and no rounding.
+            wider = [replace(found, width=w, start=s) for w, s in _places(found, head_dim) if w > found.width]
+            better = min(wider, key=left, default=found)
+            return (better, left(better)) if rest > 4 * unit and left(better) < 0.25 * rest else (found, rest)
     for width in range(2, head_dim + 1, 2):
         for start in dict.fromkeys((wanted.start, 0, head_dim - width)):
             if start + width <= head_dim:

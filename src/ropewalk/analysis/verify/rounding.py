@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,15 +13,35 @@ UNITS = {
     torch.float32: 2.0**-24,
     torch.float64: 2.0**-53,
 }
-"""Largest relative error of rounding once."""
+"""Largest error of rounding once, for bfloat16 that of numbers below 1, as cos and sin are without an attention factor."""
 
 FLOAT32 = UNITS[torch.float32]
 
 ELEMENT = 6.0
 """cos, sin, two products and their sum, each rounded, are at most 4 units of the length of a pair, with a factor on them 5."""
 
-SYSTEMATIC = 1.5
-"""What may be left of that in the mean over many tokens: rounded tables do not err one way."""
+SYSTEMATIC = 2.0
+"""What may be left of that in the mean over many tokens. cos and sin are rounded alike wherever they are the same, and where
+sin is below half a step, a cos − b sin is a cos again: tables and sums err one way there, by up to a unit each."""
+
+CHANCE = 6.0
+"""What may be left over and above by chance, for one gain: about five times the root of what three roundings leave."""
+
+
+def systematic(unit: float, dtype: torch.dtype, factor: float, count: int) -> float:
+    """Return what may be left in the mean over many tokens, relative to the gain.
+
+    A slow plane has the same cos at all tokens, near the attention factor, and rounds it the same way at each of them;
+    what is rounded after it, the products and their sum, errs both ways.
+
+    Args:
+        unit: relative error of rounding once.
+        dtype: of the numbers.
+        factor: the attention factor, which cos and sin are multiplied by before they are rounded.
+        count: over how many gains the mean is taken.
+    """
+    step = torch.finfo(dtype).eps * 2.0 ** (math.ceil(math.log2(factor)) - 1)
+    return SYSTEMATIC * max(unit, step / 2 / factor) + CHANCE * unit / math.sqrt(count)
 
 
 def unit(*dtypes: torch.dtype) -> float:
