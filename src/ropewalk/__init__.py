@@ -127,6 +127,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.grape import GRAPEMultiplicative as GRAPEMultiplicative
     from ropewalk.rotary.grape import GRAPERank2 as GRAPERank2
     from ropewalk.rotary.grape_contextual import GRAPEContextual as GRAPEContextual
+    from ropewalk.rotary.gridpe import GridPE as GridPE
     from ropewalk.rotary.gta import GTA as GTA
     from ropewalk.rotary.harope import HARoPE as HARoPE
     from ropewalk.rotary.harpe import HARPE as HARPE
@@ -224,6 +225,7 @@ _HOME = {
     "GRAPEPath": "bias.grape_path",
     "GRAPERank2": "rotary.grape",
     "GTA": "rotary.gta",
+    "GridPE": "rotary.gridpe",
     "HARPE": "rotary.harpe",
     "HARoPE": "rotary.harope",
     "HiRoPE": "rotary.hirope",

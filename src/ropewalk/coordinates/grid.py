@@ -40,6 +40,32 @@ def grid_positions(
     return Positions(position[None])
 
 
+def reduced_grid_positions(
+    rows: int, columns: int, ratio: int, *, device: torch.device | str | None = None
+) -> Positions:
+    """Place the patches of an image, and keys that stand for ratio × ratio patches each, in the middle of them.
+
+    The positions of attention with spatial reduction, as in pyramid vision transformers: queries at (r, c), keys at
+    (ratio · i + ⌊ratio/2⌋, ratio · j + ⌊ratio/2⌋).
+
+    Args:
+        rows: patches from top to bottom, a multiple of ``ratio``.
+        columns: patches from left to right, likewise.
+        ratio: patches of a side that are reduced to one key.
+        device: where the positions live.
+
+    Raises:
+        ConfigError: sides that are no multiples of ``ratio``.
+    """
+    check_positive(rows=rows, columns=columns, ratio=ratio)
+    if rows % ratio or columns % ratio:
+        raise ConfigError(
+            f"{rows} x {columns} patches are not reduced {ratio} x {ratio}; both sides are multiples of it"
+        )
+    cells = grid_positions(rows // ratio, columns // ratio, device=device).key.position
+    return Positions(q=grid_positions(rows, columns, device=device), k=Positions(cells * ratio + ratio // 2))
+
+
 def sample_grid(batch: int, seq: int, generator: torch.Generator | None = None) -> Positions:
     """Draw tokens of a grid seven columns wide, each row of the batch from another corner."""
     index = torch.arange(seq)

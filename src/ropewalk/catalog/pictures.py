@@ -1,0 +1,32 @@
+"""Encodings of pictures: grids of patches, points in space, panoramas."""
+
+from __future__ import annotations
+
+from ropewalk.catalog.entry import Record, Traits
+
+RECORDS: tuple[Record, ...] = (
+    Record(
+        slug="gridpe",
+        name="GridPE",
+        summary="Channel pairs turn by plane waves in the directions of a simplex, as grid cells fire: three in the plane.",
+        paper="GridPE: A Grid Cell-Inspired Unified Position Embedding for Arbitrary-Dimensional Spaces",
+        authors="Boyang Li, Yulin Wu, Nuoxian Huang, Wenjia Zhang",
+        arxiv="2406.07049",
+        year=2024,
+        kind="rotary",
+        traits=Traits(
+            relative=True,
+            norm_preserving=True,
+            content_dependent=False,
+            streamable=True,
+            linear_attention=True,
+            domain="grid",
+            reduces_to=("rope on one axis",),
+        ),
+        factory="ropewalk.rotary.gridpe:GridPE",
+        # Three waves of a pair each fill 6 channels, and heads are rarely a multiple of that wide.
+        defaults={"head_dim": 32, "num_heads": 4, "pass_rest": True},
+        needs=("grid",),
+        sheet=34,
+    ),
+)
