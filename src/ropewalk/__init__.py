@@ -142,6 +142,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.lerope import LearnedRoPE as LearnedRoPE
     from ropewalk.rotary.linear_attention import LinearAttention as LinearAttention
     from ropewalk.rotary.longrope import LongRoPE as LongRoPE
+    from ropewalk.rotary.mixed_rope import MixedRoPE as MixedRoPE
     from ropewalk.rotary.modality_rope import ModalityRoPE as ModalityRoPE
     from ropewalk.rotary.mousi import MouSi as MouSi
     from ropewalk.rotary.mrope import MRoPE as MRoPE
@@ -245,6 +246,7 @@ _HOME = {
     "LongRoPE": "rotary.longrope",
     "MRoPE": "rotary.mrope",
     "MRoPEInterleaved": "rotary.mrope",
+    "MixedRoPE": "rotary.mixed_rope",
     "ModalityRoPE": "rotary.modality_rope",
     "MouSi": "rotary.mousi",
     "MultiAxisRoPE": "rotary.multi_axis",

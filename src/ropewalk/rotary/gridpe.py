@@ -13,7 +13,7 @@ from ropewalk.core.errors import ConfigError, check_positive
 from ropewalk.core.noise import normal
 from ropewalk.core.rotation import Pairing
 from ropewalk.frequencies.spectrum import check_base
-from ropewalk.rotary.vector_rope import VectorRoPE, key_heads
+from ropewalk.rotary.vector_rope import VectorRoPE, check_layer_index, key_heads
 
 BASE = 10_000.0
 Matrix = Sequence[Sequence[float]]
@@ -182,8 +182,7 @@ class GridPE(VectorRoPE):
     ) -> None:
         super().__init__(head_dim, axes, pairing)
         check_positive(num_heads=num_heads, num_kv_heads=num_kv_heads)
-        if isinstance(layer_index, bool) or not isinstance(layer_index, int) or layer_index < 0:
-            raise ConfigError(f"layer_index is a whole number, counted from 0; got {layer_index!r}")
+        check_layer_index(layer_index)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.base, self.ratio, self.seed, self.layer_index, self.pass_rest = base, ratio, seed, layer_index, pass_rest
         # As numbers, so that encodings with equal ones share tables.

@@ -52,3 +52,9 @@ def key_heads(num_heads: int | None, num_kv_heads: int | None, why: str) -> int:
     if heads is None:
         raise ConfigError(f"{why}: give num_heads, or num_kv_heads where keys have fewer")
     return heads
+
+
+def check_layer_index(index: int) -> None:
+    """Check the number of a layer."""
+    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+        raise ConfigError(f"layer_index is a whole number, counted from 0; got {index!r}")
