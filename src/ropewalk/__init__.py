@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.formulas import formula_positions as formula_positions
     from ropewalk.coordinates.formulas import latex_position_forest as latex_position_forest
     from ropewalk.coordinates.grid import grid_positions as grid_positions
+    from ropewalk.coordinates.grid import scaled_positions as scaled_positions
     from ropewalk.coordinates.headings import heading_positions as heading_positions
     from ropewalk.coordinates.hierarchy import hierarchical_coordinates as hierarchical_coordinates
     from ropewalk.coordinates.hierarchy import hierarchical_positions as hierarchical_positions
@@ -152,6 +153,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.p_rope import PRoPEFraction as PRoPEFraction
     from ropewalk.rotary.partial_rope import PartialRoPE as PartialRoPE
     from ropewalk.rotary.pope import PoPE as PoPE
+    from ropewalk.rotary.position_interpolated_rope import PositionInterpolatedRoPE as PositionInterpolatedRoPE
     from ropewalk.rotary.pype import PyPE as PyPE
     from ropewalk.rotary.qk_norm import QKNorm as QKNorm
     from ropewalk.rotary.rerope import ReRoPE as ReRoPE
@@ -258,6 +260,7 @@ _HOME = {
     "PaPERI": "bias.pape",
     "PartialRoPE": "rotary.partial_rope",
     "PoPE": "rotary.pope",
+    "PositionInterpolatedRoPE": "rotary.position_interpolated_rope",
     "PyPE": "rotary.pype",
     "QKNorm": "rotary.qk_norm",
     "RandomizedALiBi": "bias.randomized_alibi",
@@ -316,6 +319,7 @@ _HOME = {
     "layout": "coordinates.layout",
     "packed_layout": "coordinates.layout",
     "patch_positions": "coordinates.patches",
+    "scaled_positions": "coordinates.grid",
     "segment_positions": "coordinates.segments",
     "smart_resize": "coordinates.patches",
     "text_only": "coordinates.layout",

@@ -51,4 +51,29 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32, "num_heads": 4},
         needs=("grid",),
     ),
+    Record(
+        slug="position_interpolated_rope",
+        name="Position-interpolated RoPE (Dens3R)",
+        summary="Axial RoPE on grids that are drawn together to the size of the trained one.",
+        paper="Dens3R: A Foundation Model for 3D Geometry Prediction",
+        authors="Xianze Fang, Jingnan Gao, Zhe Wang, Zhuo Chen, Xingyu Ren, Jiangjing Lyu, Qiaomu Ren, Zhonglei Yang, "
+        "Xiaokang Yang, Yichao Yan, Chengfei Lyu",
+        arxiv="2507.16290",
+        year=2025,
+        kind="rotary",
+        traits=Traits(
+            relative=True,  # within an image
+            norm_preserving=True,
+            content_dependent=False,
+            streamable=True,
+            linear_attention=True,
+            domain="layout",
+            training="drop-in",
+            reduces_to=("axial_rope up to the trained grid",),
+        ),
+        factory="ropewalk.rotary.position_interpolated_rope:PositionInterpolatedRoPE",
+        defaults={"head_dim": 32},
+        needs=("layout",),
+        sheet=55,
+    ),
 )
