@@ -164,6 +164,9 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.rove import RotaryValue as RotaryValue
     from ropewalk.rotary.rove import RoVE as RoVE
     from ropewalk.rotary.self_extend import SelfExtend as SelfExtend
+    from ropewalk.rotary.spherope import SpheRoPE as SpheRoPE
+    from ropewalk.rotary.spherope import SpheRoPEFlux2 as SpheRoPEFlux2
+    from ropewalk.rotary.spherope import SpheRoPELTX as SpheRoPELTX
     from ropewalk.rotary.st_rope import STRoPE as STRoPE
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
     from ropewalk.rotary.switching_rope import SwitchingRoPE as SwitchingRoPE
@@ -277,6 +280,9 @@ _HOME = {
     "Scale": "coordinates.scale",
     "SelfExtend": "rotary.self_extend",
     "Sinusoidal": "embedding.sinusoidal",
+    "SpheRoPE": "rotary.spherope",
+    "SpheRoPEFlux2": "rotary.spherope",
+    "SpheRoPELTX": "rotary.spherope",
     "SquareWaves": "embedding.orthogonal_functions",
     "T5": "bias.t5",
     "TransformerXL": "bias.transformer_xl",
