@@ -1,7 +1,8 @@
 import warnings
 
-import pytest
-
 with warnings.catch_warnings():  # what other packages warn of when they are imported
     warnings.simplefilter("ignore")
-    pytest.importorskip("timm")
+    try:
+        import timm  # noqa: F401
+    except ImportError:  # timm itself, or torchvision, without which it does not import
+        collect_ignore_glob = ["test_*.py"]
