@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.formulas import formula_positions as formula_positions
     from ropewalk.coordinates.formulas import latex_position_forest as latex_position_forest
     from ropewalk.coordinates.grid import grid_positions as grid_positions
+    from ropewalk.coordinates.grid import scaled_positions as scaled_positions
     from ropewalk.coordinates.headings import heading_positions as heading_positions
     from ropewalk.coordinates.hierarchy import hierarchical_coordinates as hierarchical_coordinates
     from ropewalk.coordinates.hierarchy import hierarchical_positions as hierarchical_positions
@@ -127,6 +128,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.grape import GRAPEMultiplicative as GRAPEMultiplicative
     from ropewalk.rotary.grape import GRAPERank2 as GRAPERank2
     from ropewalk.rotary.grape_contextual import GRAPEContextual as GRAPEContextual
+    from ropewalk.rotary.gridpe import GridPE as GridPE
     from ropewalk.rotary.gta import GTA as GTA
     from ropewalk.rotary.harope import HARoPE as HARoPE
     from ropewalk.rotary.harpe import HARPE as HARPE
@@ -141,6 +143,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.lerope import LearnedRoPE as LearnedRoPE
     from ropewalk.rotary.linear_attention import LinearAttention as LinearAttention
     from ropewalk.rotary.longrope import LongRoPE as LongRoPE
+    from ropewalk.rotary.mixed_rope import MixedRoPE as MixedRoPE
     from ropewalk.rotary.modality_rope import ModalityRoPE as ModalityRoPE
     from ropewalk.rotary.mousi import MouSi as MouSi
     from ropewalk.rotary.mrope import MRoPE as MRoPE
@@ -150,6 +153,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.p_rope import PRoPEFraction as PRoPEFraction
     from ropewalk.rotary.partial_rope import PartialRoPE as PartialRoPE
     from ropewalk.rotary.pope import PoPE as PoPE
+    from ropewalk.rotary.position_interpolated_rope import PositionInterpolatedRoPE as PositionInterpolatedRoPE
     from ropewalk.rotary.pype import PyPE as PyPE
     from ropewalk.rotary.qk_norm import QKNorm as QKNorm
     from ropewalk.rotary.rerope import ReRoPE as ReRoPE
@@ -160,6 +164,9 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.rove import RotaryValue as RotaryValue
     from ropewalk.rotary.rove import RoVE as RoVE
     from ropewalk.rotary.self_extend import SelfExtend as SelfExtend
+    from ropewalk.rotary.spherope import SpheRoPE as SpheRoPE
+    from ropewalk.rotary.spherope import SpheRoPEFlux2 as SpheRoPEFlux2
+    from ropewalk.rotary.spherope import SpheRoPELTX as SpheRoPELTX
     from ropewalk.rotary.st_rope import STRoPE as STRoPE
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
     from ropewalk.rotary.switching_rope import SwitchingRoPE as SwitchingRoPE
@@ -224,6 +231,7 @@ _HOME = {
     "GRAPEPath": "bias.grape_path",
     "GRAPERank2": "rotary.grape",
     "GTA": "rotary.gta",
+    "GridPE": "rotary.gridpe",
     "HARPE": "rotary.harpe",
     "HARoPE": "rotary.harope",
     "HiRoPE": "rotary.hirope",
@@ -243,6 +251,7 @@ _HOME = {
     "LongRoPE": "rotary.longrope",
     "MRoPE": "rotary.mrope",
     "MRoPEInterleaved": "rotary.mrope",
+    "MixedRoPE": "rotary.mixed_rope",
     "ModalityRoPE": "rotary.modality_rope",
     "MouSi": "rotary.mousi",
     "MultiAxisRoPE": "rotary.multi_axis",
@@ -254,6 +263,7 @@ _HOME = {
     "PaPERI": "bias.pape",
     "PartialRoPE": "rotary.partial_rope",
     "PoPE": "rotary.pope",
+    "PositionInterpolatedRoPE": "rotary.position_interpolated_rope",
     "PyPE": "rotary.pype",
     "QKNorm": "rotary.qk_norm",
     "RandomizedALiBi": "bias.randomized_alibi",
@@ -270,6 +280,9 @@ _HOME = {
     "Scale": "coordinates.scale",
     "SelfExtend": "rotary.self_extend",
     "Sinusoidal": "embedding.sinusoidal",
+    "SpheRoPE": "rotary.spherope",
+    "SpheRoPEFlux2": "rotary.spherope",
+    "SpheRoPELTX": "rotary.spherope",
     "SquareWaves": "embedding.orthogonal_functions",
     "T5": "bias.t5",
     "TransformerXL": "bias.transformer_xl",
@@ -312,6 +325,7 @@ _HOME = {
     "layout": "coordinates.layout",
     "packed_layout": "coordinates.layout",
     "patch_positions": "coordinates.patches",
+    "scaled_positions": "coordinates.grid",
     "segment_positions": "coordinates.segments",
     "smart_resize": "coordinates.patches",
     "text_only": "coordinates.layout",

@@ -90,3 +90,28 @@ def attention_by_distance(weights: Tensor, edges: Sequence[int], start: int | No
     flat = weights.new_zeros(*weights.shape[:-2], len(edges) + 1)
     flat.index_add_(-1, bucket.flatten(), weights.flatten(-2))
     return flat[..., 1:-1] / q
+
+
+def mean_attention_distance(weights: Tensor, positions: Positions) -> Tensor:
+    """Mean over queries of Σ_j a_ij ‖x_i − x_j‖, (B, H): how far heads look, in units of the coordinates.
+
+    Args:
+        weights: attention (B, H, Q, K).
+        positions: of its queries and keys, plain or of several axes; padding is left out.
+
+    Raises:
+        ShapeError: positions of other tokens.
+    """
+    q, k = positions.query, positions.key
+    if weights.ndim != 4 or weights.shape[-2:] != (q.length, k.length):
+        raise ShapeError(
+            f"weights {tuple(weights.shape)} and positions of {q.length} queries and {k.length} keys; expected (B, H, Q, K)"
+        )
+    x, y = (t.coordinates() if t.axes else t.coordinates()[..., None] for t in (q, k))
+    apart = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    reach = (weights.double() * apart[:, None]).sum(-1)
+    real = q.columns.get("valid")
+    if real is None:
+        return reach.mean(-1)
+    real = real[:, None].double()
+    return (reach * real).sum(-1) / real.sum(-1).clamp(min=1)

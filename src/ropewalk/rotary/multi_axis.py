@@ -82,7 +82,7 @@ class MultiAxisRoPE(Rotary):
         if tokens.axes is not None or ("block" not in tokens.columns and "blocks" not in tokens.sequence):
             have = "plain" if tokens.axes is None else f"{tokens.axes} axes each"
             raise PositionError(
-                f"{type(self).__name__} turns by ({', '.join(self.scheme.axes)}) and these positions are {have}: make them with "
+                f"{type(self).__name__} turns by ({_listed(self.scheme.axes)}) and these positions are {have}: make them with "
                 "rw.layout([Text(...), Image(...), ...]), or give (batch, seq, axes). Of text alone say so: text_only(positions)"
             )
         return tokens.coordinates((self.scheme, *chain))  # what moves coordinates moves those of the scheme
@@ -94,3 +94,8 @@ class MultiAxisRoPE(Rotary):
     def extra_repr(self) -> str:
         scheme = type(self.scheme).__name__
         return f"{self.head_dim}, {scheme}, base={self.base}, pairing={self.pairing}"
+
+
+def _listed(axes: tuple[str, ...]) -> str:
+    """Names of axes, for a message; of many, where they begin and end."""
+    return ", ".join(axes if len(axes) <= 8 else (*axes[:2], "…", axes[-1]))
