@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.patches import patch_positions as patch_positions
     from ropewalk.coordinates.patches import smart_resize as smart_resize
     from ropewalk.coordinates.randomized import RandomizedPositions as RandomizedPositions
+    from ropewalk.coordinates.references import reference_coords as reference_coords
     from ropewalk.coordinates.scale import Scale as Scale
     from ropewalk.coordinates.segments import segment_positions as segment_positions
     from ropewalk.coordinates.signals import Agents as Agents
@@ -152,6 +153,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.pope import PoPE as PoPE
     from ropewalk.rotary.pype import PyPE as PyPE
     from ropewalk.rotary.qk_norm import QKNorm as QKNorm
+    from ropewalk.rotary.r_rope import ReferenceRoPE as ReferenceRoPE
     from ropewalk.rotary.rerope import ReRoPE as ReRoPE
     from ropewalk.rotary.rope import RoPE as RoPE
     from ropewalk.rotary.rope_dhr import RoPEDHR as RoPEDHR
@@ -259,6 +261,7 @@ _HOME = {
     "RandomizedALiBi": "bias.randomized_alibi",
     "RandomizedPositions": "coordinates.randomized",
     "ReRoPE": "rotary.rerope",
+    "ReferenceRoPE": "rotary.r_rope",
     "RoPE": "rotary.rope",
     "RoPEDHR": "rotary.rope_dhr",
     "RoPEPlusPlus": "rotary.rope_pp",
@@ -312,6 +315,7 @@ _HOME = {
     "layout": "coordinates.layout",
     "packed_layout": "coordinates.layout",
     "patch_positions": "coordinates.patches",
+    "reference_coords": "coordinates.references",
     "segment_positions": "coordinates.segments",
     "smart_resize": "coordinates.patches",
     "text_only": "coordinates.layout",
