@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.code import code_positions as code_positions
     from ropewalk.coordinates.code import code_segments as code_segments
     from ropewalk.coordinates.column_ids import ColumnIds as ColumnIds
+    from ropewalk.coordinates.conditions import condition_coords as condition_coords
     from ropewalk.coordinates.coupling import couple as couple
     from ropewalk.coordinates.coupling import coupled_positions as coupled_positions
     from ropewalk.coordinates.formulas import formula_positions as formula_positions
@@ -121,6 +122,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.axial import AxialRoPE as AxialRoPE
     from ropewalk.rotary.carope import CARoPE as CARoPE
     from ropewalk.rotary.concentric import ConcentricAttention as ConcentricAttention
+    from ropewalk.rotary.condition_rope import ConditionRoPE as ConditionRoPE
     from ropewalk.rotary.dope import DoPE as DoPE
     from ropewalk.rotary.drope_directional import DirectionalRoPE as DirectionalRoPE
     from ropewalk.rotary.dynamic_ntk import DynamicNTK as DynamicNTK
@@ -205,6 +207,7 @@ _HOME = {
     "CARoPE": "rotary.carope",
     "Chebyshev": "embedding.orthogonal_functions",
     "ConcentricAttention": "rotary.concentric",
+    "ConditionRoPE": "rotary.condition_rope",
     "ContextualCoPE": "bias.contextual_cope",
     "CosineTransform": "embedding.orthogonal_functions",
     "DoPE": "rotary.dope",
@@ -299,6 +302,7 @@ _HOME = {
     "clip_positions": "coordinates.clip",
     "code_positions": "coordinates.code",
     "switching_positions": "coordinates.switching",
+    "condition_coords": "coordinates.conditions",
     "coupled_positions": "coordinates.coupling",
     "couple": "coordinates.coupling",
     "hierarchical_coordinates": "coordinates.hierarchy",

@@ -28,4 +28,29 @@ RECORDS: tuple[Record, ...] = (
         needs=("layout",),
         sheet=49,
     ),
+    Record(
+        slug="condition_rope",
+        name="Condition-aware 3-D RoPE",
+        summary="References of a video at one time, slots without one at another, trajectories where the video is.",
+        paper="DreamVideo-Omni: Omni-Motion Controlled Multi-Subject Video Customization with Latent Identity Reinforcement "
+        "Learning",
+        authors="Yujie Wei, Xinyu Liu, Shiwei Zhang, Hangjie Yuan, Jinbo Xing, Zhekai Chen, Xiang Wang, Haonan Qiu, Rui Zhao, "
+        "Yutong Feng, Ruihang Chu, Yingya Zhang, Yike Guo, Xihui Liu, Hongming Shan",
+        arxiv="2603.12257",
+        year=2026,
+        kind="rotary",
+        traits=Traits(
+            relative=True,
+            norm_preserving=True,
+            content_dependent=False,
+            streamable=False,  # conditions see the noisy video
+            linear_attention=False,  # of whole videos, not of causal sums
+            causal="never",
+            domain="conditions",
+        ),
+        factory="ropewalk.rotary.condition_rope:ConditionRoPE",
+        defaults={"head_dim": 32, "t_ref": 40, "t_invalid": 60},  # the authors' times are not public
+        needs=("layout",),
+        sheet=60,
+    ),
 )

@@ -26,7 +26,8 @@ class ReferenceRoPE(VideoAxesRoPE):
         pairing: "interleaved" as released, or "half" over the whole head.
 
     Shapes: q (B, H, S, d), k (B, H_kv, S, d). Positions of a layout of one `ropewalk.Video` and of images with
-    ``reference=1``, 2, … in any order, or (b, S, 3) that are coordinates already (`ropewalk.reference_coords`). Units: cells of the grid of patches.
+    ``reference=1``, 2, … in any order, or (b, S, 3) that are coordinates already (`ropewalk.reference_coords`). Units: cells of
+    the grid of patches.
 
     Raises:
         ConfigError: a width that three axes cannot share.
