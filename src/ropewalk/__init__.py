@@ -58,6 +58,8 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.conditions import condition_coords as condition_coords
     from ropewalk.coordinates.coupling import couple as couple
     from ropewalk.coordinates.coupling import coupled_positions as coupled_positions
+    from ropewalk.coordinates.events import event_layout as event_layout
+    from ropewalk.coordinates.events import read_entities as read_entities
     from ropewalk.coordinates.formulas import formula_positions as formula_positions
     from ropewalk.coordinates.formulas import latex_position_forest as latex_position_forest
     from ropewalk.coordinates.grid import grid_positions as grid_positions
@@ -123,6 +125,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.carope import CARoPE as CARoPE
     from ropewalk.rotary.concentric import ConcentricAttention as ConcentricAttention
     from ropewalk.rotary.condition_rope import ConditionRoPE as ConditionRoPE
+    from ropewalk.rotary.cross_rope import CrossRoPE2D as CrossRoPE2D
     from ropewalk.rotary.dope import DoPE as DoPE
     from ropewalk.rotary.drope_directional import DirectionalRoPE as DirectionalRoPE
     from ropewalk.rotary.dynamic_ntk import DynamicNTK as DynamicNTK
@@ -209,6 +212,7 @@ _HOME = {
     "ConcentricAttention": "rotary.concentric",
     "ConditionRoPE": "rotary.condition_rope",
     "ContextualCoPE": "bias.contextual_cope",
+    "CrossRoPE2D": "rotary.cross_rope",
     "CosineTransform": "embedding.orthogonal_functions",
     "DoPE": "rotary.dope",
     "SwitchingRoPE": "rotary.switching_rope",
@@ -307,6 +311,8 @@ _HOME = {
     "couple": "coordinates.coupling",
     "hierarchical_coordinates": "coordinates.hierarchy",
     "hierarchical_positions": "coordinates.hierarchy",
+    "event_layout": "coordinates.events",
+    "read_entities": "coordinates.events",
     "formula_positions": "coordinates.formulas",
     "latex_position_forest": "coordinates.formulas",
     "patch_spectrum": "coordinates.spectra",
