@@ -58,6 +58,12 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.conditions import condition_coords as condition_coords
     from ropewalk.coordinates.coupling import couple as couple
     from ropewalk.coordinates.coupling import coupled_positions as coupled_positions
+    from ropewalk.coordinates.depth import ObjectMove as ObjectMove
+    from ropewalk.coordinates.depth import centered_grid_ids as centered_grid_ids
+    from ropewalk.coordinates.depth import depth_axis as depth_axis
+    from ropewalk.coordinates.depth import token_mask as token_mask
+    from ropewalk.coordinates.depth import warp_rows as warp_rows
+    from ropewalk.coordinates.depth import warp_until as warp_until
     from ropewalk.coordinates.events import event_layout as event_layout
     from ropewalk.coordinates.events import read_entities as read_entities
     from ropewalk.coordinates.formulas import formula_positions as formula_positions
@@ -85,6 +91,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.spectra import patch_spectrum as patch_spectrum
     from ropewalk.coordinates.spectra import spectrum_positions as spectrum_positions
     from ropewalk.coordinates.switching import switching_positions as switching_positions
+    from ropewalk.coordinates.target_depth import synthesize_target_depth as synthesize_target_depth
     from ropewalk.coordinates.turns import speaker_activity as speaker_activity
     from ropewalk.coordinates.turns import speaker_positions as speaker_positions
     from ropewalk.core.attention import Attention as Attention
@@ -126,6 +133,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.concentric import ConcentricAttention as ConcentricAttention
     from ropewalk.rotary.condition_rope import ConditionRoPE as ConditionRoPE
     from ropewalk.rotary.cross_rope import CrossRoPE2D as CrossRoPE2D
+    from ropewalk.rotary.depth_rope import DepthRoPE as DepthRoPE
     from ropewalk.rotary.dope import DoPE as DoPE
     from ropewalk.rotary.drope_directional import DirectionalRoPE as DirectionalRoPE
     from ropewalk.rotary.dynamic_ntk import DynamicNTK as DynamicNTK
@@ -214,6 +222,7 @@ _HOME = {
     "ContextualCoPE": "bias.contextual_cope",
     "CrossRoPE2D": "rotary.cross_rope",
     "CosineTransform": "embedding.orthogonal_functions",
+    "DepthRoPE": "rotary.depth_rope",
     "DoPE": "rotary.dope",
     "SwitchingRoPE": "rotary.switching_rope",
     "MultiChannelRoPE": "rotary.hrope_paragraph",
@@ -313,6 +322,13 @@ _HOME = {
     "hierarchical_positions": "coordinates.hierarchy",
     "event_layout": "coordinates.events",
     "read_entities": "coordinates.events",
+    "ObjectMove": "coordinates.depth",
+    "centered_grid_ids": "coordinates.depth",
+    "depth_axis": "coordinates.depth",
+    "token_mask": "coordinates.depth",
+    "warp_rows": "coordinates.depth",
+    "warp_until": "coordinates.depth",
+    "synthesize_target_depth": "coordinates.target_depth",
     "formula_positions": "coordinates.formulas",
     "latex_position_forest": "coordinates.formulas",
     "patch_spectrum": "coordinates.spectra",

@@ -25,7 +25,7 @@ RECORDS: tuple[Record, ...] = (
         ),
         factory="ropewalk.rotary.r_rope:ReferenceRoPE",
         defaults={"head_dim": 32},
-        needs=("layout",),
+        needs=("references",),
         sheet=49,
     ),
     Record(
@@ -50,7 +50,7 @@ RECORDS: tuple[Record, ...] = (
         ),
         factory="ropewalk.rotary.condition_rope:ConditionRoPE",
         defaults={"head_dim": 32, "t_ref": 40, "t_invalid": 60},  # the authors' times are not public
-        needs=("layout",),
+        needs=("conditions",),
         sheet=60,
     ),
     Record(
@@ -74,5 +74,27 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("events",),
         sheet=119,
+    ),
+    Record(
+        slug="depth_rope",
+        name="Depth-aware RoPE",
+        summary="Depth on the axis of frames of an image transformer, whose objects move when their positions do.",
+        paper="RoPEMover: Depth-Aware Object Relocation via Positional Embeddings",
+        authors="İpek Öztaş, Duygu Ceylan, Aybars Buğra Aksoy, Ayşegül Dündar",
+        arxiv="2606.27332",
+        year=2026,
+        kind="rotary",
+        traits=Traits(
+            relative=True,
+            norm_preserving=True,
+            content_dependent=False,
+            streamable=True,
+            linear_attention=True,
+            domain="depth",
+        ),
+        factory="ropewalk.rotary.depth_rope:DepthRoPE",
+        defaults={"head_dim": 32},
+        needs=("depth",),
+        sheet=71,
     ),
 )
