@@ -217,3 +217,20 @@ def test_no_decoding():
         rw.ReferenceRoPE(16)(problem(b=1, s=8, d=16, positions=rw.layout([rw.Video(2, 2, 2)])))
     with pytest.raises(CannotCache, match="each step of denoising"):
         rw.KVCache(rw.ReferenceRoPE(16))
+
+
+def test_pictures_of_videos_and_conditions():
+    from ropewalk.analysis.layout_picture import draw_layout, layout_picture
+
+    placed = layout_picture(rw.record("r_rope"))
+    assert placed.cursor is None
+    assert placed.coordinates[:3].tolist() == [[0, 80, 80], [0, 80, 81], [1, 80, 80]]
+    text = "\n".join(str(line) for line in draw_layout(placed))
+    assert "each axis from the fastest" in text
+    assert "decoding" not in text
+    assert [name for name, _ in layout_picture(rw.record("condition_rope")).kinds] == [
+        "video",
+        "ref",
+        "empty",
+        "trajectory",
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ def condition_blocks(
     blocks: list[Block] = [video]
     blocks += [Image(*cells, reference=n + 1) for n in range(n_ref)]
     blocks += [Image(*cells, modality=EMPTY)] * (max_ref - n_ref)
-    return [*blocks, Video(*video_thw, modality=TRAJECTORY)] if with_traj else blocks
+    return [*blocks, replace(video, modality=TRAJECTORY)] if with_traj else blocks
 
 
 def condition_coords(

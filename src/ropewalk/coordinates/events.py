@@ -91,10 +91,13 @@ def _entity(record: Mapping[str, Any]) -> Entity:
             raise PositionError(f"a record has {', '.join(known)}; got {key!r}.{suggest(key, known)}")
     events = []
     for event in record.get("events", ()):
-        values = [event.get(k) for k in ("start", "end", "tokens")] if isinstance(event, Mapping) else list(event)
+        values: list[Any] = (
+            [event.get(k) for k in ("start", "end", "tokens")] if isinstance(event, Mapping) else list(event)
+        )
         if len(values) != 3 or any(v is None for v in values) or (isinstance(event, Mapping) and len(event) != 3):
             raise PositionError(f"an event says its start, its end and its tokens; got {event!r}")
-        events.append(Event(*values))
+        start, end, tokens = values
+        events.append(Event(start, end, tokens))
     return Entity(**{**record, "events": tuple(events), "presence": tuple(record.get("presence", ()))})
 
 
@@ -234,9 +237,11 @@ def event_layout(
     asks, real = _padded(queries)
     tells, there = _padded(keys)
     which = asks[..., -1].long()
-    q = Tokens.of(asks[..., :-1], valid=None if bool(real.all()) else real, columns={"reference": which})
-    k = Tokens.of(tells, valid=None if bool(there.all()) else there)
-    return EventLayout(Positions(q=q, k=k), _gate(asks[..., 0], which, _padded(spans)[0]), frames * tokens_per_frame)
+    queries_at = Tokens.of(asks[..., :-1], valid=None if bool(real.all()) else real, columns={"reference": which})
+    keys_at = Tokens.of(tells, valid=None if bool(there.all()) else there)
+    return EventLayout(
+        Positions(q=queries_at, k=keys_at), _gate(asks[..., 0], which, _padded(spans)[0]), frames * tokens_per_frame
+    )
 
 
 def _gate(time: Tensor, reference: Tensor, span: Tensor) -> Tensor:
@@ -312,11 +317,10 @@ def _rate(frames_per_second: float) -> None:
 
 
 def sample_events(batch: int, seq: int, generator: torch.Generator | None = None) -> Positions:
-    """Draw captions of events of three tokens, of four entities, within some tens of frames."""
-    rows = []
-    for _ in range(batch):
-        row = []
-        for start, length, entity in torch.rand(-(-seq // 3), 3, generator=generator, dtype=torch.float64).tolist():
-            row.append(_at(interval_times(20 * start, 20 * start + 8 * length, 3), int(4 * entity)))
-        rows.append(torch.cat(row)[:seq] if row else torch.zeros(0, 2, dtype=torch.float64))
-    return Positions(torch.stack(rows))
+    """Draw captions of three tokens, of events of one and of three frames in turn, of four entities; rows begin anywhere."""
+    captions = []
+    for n in range(max(1, -(-seq // 3))):
+        start = 2.5 * (n // 4) + 0.7 * (n % 4)
+        captions.append(_at(interval_times(start, start + 1 + 2 * (n % 2), 3), n % 4))
+    corner = torch.randint(0, 9, (batch, 1, 2), generator=generator)
+    return Positions(corner + torch.cat(captions)[:seq])

@@ -124,7 +124,7 @@ def reference_layout(
             f"a video has three sizes (frames, rows, columns) and a reference image two; got {list(video_thw)} and "
             f"{[list(size) for size in refs_hw]}"
         )
-    refs: list[Block] = [Image(*size, reference=n) for n, size in enumerate(refs_hw, 1)]
+    refs: list[Block] = [Image(h, w, reference=n) for n, (h, w) in enumerate(refs_hw, 1)]
     video = Video(*video_thw)
     return [*refs, video] if first else [video, *refs]
 

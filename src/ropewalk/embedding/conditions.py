@@ -182,8 +182,8 @@ class BoxInjection(nn.Module):
         self.of_latents = nn.Conv3d(channels, channels, 1)
         self.of_layers = nn.ModuleList(nn.Linear(width, hidden_size) for _ in range(num_layers))
         for convolution in (self.of_latents, *self.of_layers):
-            nn.init.zeros_(convolution.weight)  # type: ignore[arg-type]
-            nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
+            nn.init.zeros_(convolution.weight)
+            nn.init.zeros_(convolution.bias)
 
     def latents(self, video: Tensor, boxes: Tensor) -> Tensor:
         """Return the latents of the video, (B, z, F, h, w), with those of the boxes, of the same shape, in them."""
