@@ -268,6 +268,35 @@ def test_keys_turned_once_serve_all_steps():
     assert torch.equal(first.k, second.k)
 
 
+def frames_that_find_their_event(events, frames, mode):
+    """Return the share of frames whose nearest token, of equal content, is of the event that goes on."""
+    entities = [Entity((Event(start, end, 6),)) for start, end in events]
+    where = rw.event_layout(entities, frames, 1, 1.0, mode=mode)
+    one = torch.ones(1, 1, 1, 32, dtype=torch.float64)
+    q, k = (one.expand(-1, -1, t.length, -1) for t in (where.positions.query, where.positions.key))
+    best = logits(rw.CrossRoPE2D(32, 0)(rw.Attention(q, k, k, where.positions, causal=False)))[0, 0].argmax(1) // 6
+    going_on = torch.tensor([next(i for i, (s, e) in enumerate(events) if s <= f < e) for f in range(frames)])
+    return (best == going_on).double().mean().item()
+
+
+@pytest.mark.parametrize("longer", [1, 4])
+def test_frames_find_long_events_beside_short_ones(longer):
+    """What an untrained model can see of times: with tokens in the middle, or counted from the start, it goes astray."""
+    events = [(longer * s, longer * e) for s, e in ((0, 10), (10, 11), (11, 16))]
+    found = {mode: frames_that_find_their_event(events, 16 * longer, mode) for mode in ("center", "native", "midpoint")}
+    assert found["midpoint"] > 0.9  # the first frame of an event is nearer to a short one that has just ended
+    assert found["midpoint"] > max(found["center"], found["native"]) + 0.1
+
+
+def test_a_reference_image_reads_its_own_entity():
+    entities = [Entity((Event(0.0, 4.0, 4),), reference_tokens=1) for _ in range(3)]
+    where = rw.event_layout(entities, 4, 1, 1.0)
+    one = torch.ones(1, 1, 1, 32, dtype=torch.float64)
+    q, k = (one.expand(-1, -1, t.length, -1) for t in (where.positions.query, where.positions.key))
+    got = logits(rw.CrossRoPE2D(32)(rw.Attention(q, k, k, where.positions, causal=False)))[0, 0, where.video :]
+    assert got.unflatten(1, (3, 4)).sum(-1).argmax(1).tolist() == [0, 1, 2]
+
+
 def test_longer_clips_take_larger_times():
     where = rw.event_layout([Entity((Event(0.0, 40.0, 4),))], 400, 1, 10.0)
     assert where.positions.key.position[0, :, 0].tolist() == [50, 150, 250, 350]

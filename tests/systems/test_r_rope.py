@@ -80,6 +80,15 @@ def test_no_row_and_no_column_is_shared_up_to_the_limit(most):
             assert len(set(refs)) == len(refs) == 10
 
 
+def test_a_scheme_gives_positions_that_nothing_follows():
+    scheme, where = ReferenceIds(), rw.layout(reference_layout((2, 2, 3), [(1, 2)]))
+    fixed = scheme.positions(where)
+    assert torch.equal(fixed.query.position, rw.reference_coords((2, 2, 3), [(1, 2)]).query.position.double())
+    for ask in (scheme.cursor, scheme.delta):
+        with pytest.raises(PositionError, match="no token follows"):
+            ask(where.query)
+
+
 def test_the_end_moves_time_alone():
     sizes = (2, 2, 3), [(1, 2), (2, 2)]
     before = rw.reference_coords(*sizes).query

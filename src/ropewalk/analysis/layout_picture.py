@@ -21,7 +21,6 @@ from ropewalk.rotary.modality_rope import ModalityRoPE, Segment
 from ropewalk.rotary.multi_axis import MultiAxisRoPE
 from ropewalk.rotary.r_rope import ReferenceRoPE
 from ropewalk.rotary.rope_dhr import RoPEDHR
-from ropewalk.rotary.video_axes import VideoAxesRoPE
 
 IDLE = "·"
 
@@ -80,12 +79,13 @@ def layout_picture(encoding: MultiAxisRoPE | Record, head_dim: int = 32) -> Layo
     ):
         example = other if isinstance(made, kind) else example
     where = layout([block for _, block in example])
+    cursor = made.scheme.follows(where.key)
     return LayoutPicture(
         name,
         made.allocation,
         tuple((kind, block.length) for kind, block in example),
         made.scheme.coordinates(where.query)[0],
-        None if isinstance(made, VideoAxesRoPE) else float(made.scheme.cursor(where.key)[0]),
+        None if cursor is None else float(cursor[0]),
     )
 
 

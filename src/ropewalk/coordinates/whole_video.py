@@ -45,6 +45,13 @@ class WholeVideo(Scheme):
     def advance(self, table: Table) -> Tensor:
         return table["tokens"]  # nothing is placed by the cursor
 
+    def follows(self, tokens: Tokens) -> None:
+        return None
+
+    def cursor(self, tokens: Tokens) -> Tensor:
+        """Refuse: a video that is denoised as a whole is not continued."""
+        raise PositionError(f"{type(self).__name__} places whole samples; no token follows a video and its conditions")
+
 
 def demand(holds: Tensor, message: str) -> None:
     """Raise a `PositionError` unless something holds; in a compiled graph an asynchronous assertion does that."""
