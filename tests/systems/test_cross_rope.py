@@ -9,7 +9,8 @@ import torch
 from reference import DOUBLE, attend, close, differ, golden, logits, parse, problem, random
 
 import ropewalk as rw
-from ropewalk.coordinates.events import Entity, Event, interval_times, read_entities
+from ropewalk import testing
+from ropewalk.coordinates.events import Entity, Event, interval_times, read_entities, sample_events
 from ropewalk.core.errors import CannotEdit, ConfigError, PositionError, ShapeError
 
 CASES = golden("119")
@@ -379,3 +380,19 @@ def test_keys_of_several_times_are_not_moved():
     cache.extend(p)
     with pytest.raises(CannotEdit, match="mean of rotations"):
         cache.edit(torch.arange(3), rw.Positions(random(1, 3, 3)))
+
+
+def several_times(batch, seq, generator):
+    at = sample_events(batch, seq, generator).query.position
+    return rw.Positions(torch.cat([at[..., :1], at[..., :1] + 1.5, at[..., 1:]], -1))
+
+
+@pytest.mark.parametrize(
+    "check", ["backends", "padding", "packing", "decoding", "casts", "compile", "gradients", "errors"]
+)
+def test_contract_of_several_times(check):
+    def made(head_dim):
+        return rw.CrossRoPE2D(head_dim, samples=2)
+
+    for why in testing.check_encoding(made, checks=[check], positions=several_times).values():
+        pytest.skip(why)
