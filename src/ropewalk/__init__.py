@@ -55,8 +55,17 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.code import code_positions as code_positions
     from ropewalk.coordinates.code import code_segments as code_segments
     from ropewalk.coordinates.column_ids import ColumnIds as ColumnIds
+    from ropewalk.coordinates.conditions import condition_coords as condition_coords
     from ropewalk.coordinates.coupling import couple as couple
     from ropewalk.coordinates.coupling import coupled_positions as coupled_positions
+    from ropewalk.coordinates.depth import ObjectMove as ObjectMove
+    from ropewalk.coordinates.depth import centered_grid_ids as centered_grid_ids
+    from ropewalk.coordinates.depth import depth_axis as depth_axis
+    from ropewalk.coordinates.depth import token_mask as token_mask
+    from ropewalk.coordinates.depth import warp_rows as warp_rows
+    from ropewalk.coordinates.depth import warp_until as warp_until
+    from ropewalk.coordinates.events import event_layout as event_layout
+    from ropewalk.coordinates.events import read_entities as read_entities
     from ropewalk.coordinates.formulas import formula_positions as formula_positions
     from ropewalk.coordinates.formulas import latex_position_forest as latex_position_forest
     from ropewalk.coordinates.grid import grid_positions as grid_positions
@@ -70,6 +79,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.patches import patch_positions as patch_positions
     from ropewalk.coordinates.patches import smart_resize as smart_resize
     from ropewalk.coordinates.randomized import RandomizedPositions as RandomizedPositions
+    from ropewalk.coordinates.references import reference_coords as reference_coords
     from ropewalk.coordinates.scale import Scale as Scale
     from ropewalk.coordinates.segments import segment_positions as segment_positions
     from ropewalk.coordinates.signals import Agents as Agents
@@ -82,6 +92,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.spectra import patch_spectrum as patch_spectrum
     from ropewalk.coordinates.spectra import spectrum_positions as spectrum_positions
     from ropewalk.coordinates.switching import switching_positions as switching_positions
+    from ropewalk.coordinates.target_depth import synthesize_target_depth as synthesize_target_depth
     from ropewalk.coordinates.turns import speaker_activity as speaker_activity
     from ropewalk.coordinates.turns import speaker_positions as speaker_positions
     from ropewalk.core.attention import Attention as Attention
@@ -121,6 +132,9 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.axial import AxialRoPE as AxialRoPE
     from ropewalk.rotary.carope import CARoPE as CARoPE
     from ropewalk.rotary.concentric import ConcentricAttention as ConcentricAttention
+    from ropewalk.rotary.condition_rope import ConditionRoPE as ConditionRoPE
+    from ropewalk.rotary.cross_rope import CrossRoPE2D as CrossRoPE2D
+    from ropewalk.rotary.depth_rope import DepthRoPE as DepthRoPE
     from ropewalk.rotary.dope import DoPE as DoPE
     from ropewalk.rotary.drope_directional import DirectionalRoPE as DirectionalRoPE
     from ropewalk.rotary.dynamic_ntk import DynamicNTK as DynamicNTK
@@ -156,6 +170,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.position_interpolated_rope import PositionInterpolatedRoPE as PositionInterpolatedRoPE
     from ropewalk.rotary.pype import PyPE as PyPE
     from ropewalk.rotary.qk_norm import QKNorm as QKNorm
+    from ropewalk.rotary.r_rope import ReferenceRoPE as ReferenceRoPE
     from ropewalk.rotary.rerope import ReRoPE as ReRoPE
     from ropewalk.rotary.rope import RoPE as RoPE
     from ropewalk.rotary.rope_dhr import RoPEDHR as RoPEDHR
@@ -210,8 +225,11 @@ _HOME = {
     "CARoPE": "rotary.carope",
     "Chebyshev": "embedding.orthogonal_functions",
     "ConcentricAttention": "rotary.concentric",
+    "ConditionRoPE": "rotary.condition_rope",
     "ContextualCoPE": "bias.contextual_cope",
+    "CrossRoPE2D": "rotary.cross_rope",
     "CosineTransform": "embedding.orthogonal_functions",
+    "DepthRoPE": "rotary.depth_rope",
     "DoPE": "rotary.dope",
     "SwitchingRoPE": "rotary.switching_rope",
     "MultiChannelRoPE": "rotary.hrope_paragraph",
@@ -269,6 +287,7 @@ _HOME = {
     "RandomizedALiBi": "bias.randomized_alibi",
     "RandomizedPositions": "coordinates.randomized",
     "ReRoPE": "rotary.rerope",
+    "ReferenceRoPE": "rotary.r_rope",
     "RoPE": "rotary.rope",
     "RoPEDHR": "rotary.rope_dhr",
     "RoPEPlusPlus": "rotary.rope_pp",
@@ -309,10 +328,20 @@ _HOME = {
     "clip_positions": "coordinates.clip",
     "code_positions": "coordinates.code",
     "switching_positions": "coordinates.switching",
+    "condition_coords": "coordinates.conditions",
     "coupled_positions": "coordinates.coupling",
     "couple": "coordinates.coupling",
     "hierarchical_coordinates": "coordinates.hierarchy",
     "hierarchical_positions": "coordinates.hierarchy",
+    "event_layout": "coordinates.events",
+    "read_entities": "coordinates.events",
+    "ObjectMove": "coordinates.depth",
+    "centered_grid_ids": "coordinates.depth",
+    "depth_axis": "coordinates.depth",
+    "token_mask": "coordinates.depth",
+    "warp_rows": "coordinates.depth",
+    "warp_until": "coordinates.depth",
+    "synthesize_target_depth": "coordinates.target_depth",
     "formula_positions": "coordinates.formulas",
     "latex_position_forest": "coordinates.formulas",
     "patch_spectrum": "coordinates.spectra",
@@ -325,6 +354,7 @@ _HOME = {
     "layout": "coordinates.layout",
     "packed_layout": "coordinates.layout",
     "patch_positions": "coordinates.patches",
+    "reference_coords": "coordinates.references",
     "scaled_positions": "coordinates.grid",
     "segment_positions": "coordinates.segments",
     "smart_resize": "coordinates.patches",

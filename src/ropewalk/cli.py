@@ -71,6 +71,10 @@ _NEEDS = {
     "hierarchy": "positions by paragraph: rw.hierarchical_positions(paragraph_ends, sentence_ends)",
     "coupling": 'coupled positions: rw.coupled_positions([rw.couple("addition", "653", "49")])',
     "switching": "tokens with languages: rw.switching_positions([tags])",
+    "references": "a video and its reference images: rw.reference_coords((2, 4, 6), [(3, 2), (2, 2)])",
+    "conditions": "a video and its conditions: rw.condition_coords((2, 4, 6), 1, 3, t_ref=40, t_invalid=60)",
+    "events": "a video and the captions of its events: rw.event_layout(rw.read_entities(records), 8, 4, 2.0).positions",
+    "depth": "pictures with depth: rw.depth_axis(rw.centered_grid_ids([(4, 6), (4, 6)]), depth)",
 }
 
 

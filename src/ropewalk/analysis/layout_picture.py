@@ -13,9 +13,13 @@ from ropewalk.analysis.picture import COLOURS, target_of
 from ropewalk.catalog import Record
 from ropewalk.coordinates import blocks
 from ropewalk.coordinates.allocation import Allocation, Row, runs
+from ropewalk.coordinates.conditions import condition_blocks
 from ropewalk.coordinates.layout import layout
+from ropewalk.coordinates.references import reference_layout
+from ropewalk.rotary.condition_rope import ConditionRoPE
 from ropewalk.rotary.modality_rope import ModalityRoPE, Segment
 from ropewalk.rotary.multi_axis import MultiAxisRoPE
+from ropewalk.rotary.r_rope import ReferenceRoPE
 from ropewalk.rotary.rope_dhr import RoPEDHR
 
 IDLE = "·"
@@ -29,6 +33,10 @@ EDITED = (
     ("text", blocks.Text(2)),
     ("noise", Segment("noise", 1, 2, 3)),
 )
+REFERENCES = tuple(zip(("ref 1", "ref 2", "video"), reference_layout((2, 2, 3), [(1, 2), (3, 1)]), strict=True))
+CONDITIONS = tuple(
+    zip(("video", "ref", "empty", "trajectory"), condition_blocks((2, 1, 3), 1, 2, with_traj=True), strict=True)
+)
 Example = tuple[tuple[str, blocks.Block], ...]
 
 
@@ -41,20 +49,20 @@ class LayoutPicture:
         allocation: which pair turns by which axis.
         kinds: (name, tokens) of the blocks of the example.
         coordinates: (S, axes) of its tokens.
-        cursor: coordinate of the token that decoding continues with.
+        cursor: coordinate of the token that decoding continues with; None: nothing is decoded after these.
     """
 
     name: str
     allocation: Allocation
     kinds: tuple[tuple[str, int], ...]
     coordinates: Tensor
-    cursor: float
+    cursor: float | None
 
 
 def layout_picture(encoding: MultiAxisRoPE | Record, head_dim: int = 32) -> LayoutPicture | None:
     """Place the tokens of a small example; None for a record of another kind of encoding."""
     if isinstance(encoding, Record):
-        if encoding.traits.domain != "layout":
+        if encoding.traits.domain not in ("layout", "references", "conditions"):
             return None
         made = encoding.build(head_dim=head_dim, num_kv_heads=4)
         name = encoding.name
@@ -62,14 +70,22 @@ def layout_picture(encoding: MultiAxisRoPE | Record, head_dim: int = 32) -> Layo
         made, name = encoding, type(encoding).__name__
     if not isinstance(made, MultiAxisRoPE):
         return None
-    example: Example = TILED if isinstance(made, RoPEDHR) else EDITED if isinstance(made, ModalityRoPE) else SAMPLE
+    example: Example = SAMPLE
+    for kind, other in (
+        (RoPEDHR, TILED),
+        (ModalityRoPE, EDITED),
+        (ReferenceRoPE, REFERENCES),
+        (ConditionRoPE, CONDITIONS),
+    ):
+        example = other if isinstance(made, kind) else example
     where = layout([block for _, block in example])
+    cursor = made.scheme.follows(where.key)
     return LayoutPicture(
         name,
         made.allocation,
         tuple((kind, block.length) for kind, block in example),
         made.scheme.coordinates(where.query)[0],
-        float(made.scheme.cursor(where.key)[0]),
+        None if cursor is None else float(cursor[0]),
     )
 
 
@@ -78,7 +94,8 @@ def layout_picture(encoding: MultiAxisRoPE | Record, head_dim: int = 32) -> Layo
 
 def draw_layout(what: LayoutPicture, width: int = 80) -> list[Text]:
     """Draw the allocation, and below it the tokens: a column a token, a line an axis."""
-    lines = [Text("pairs, from the fastest to the slowest", style="bold")]
+    each_axis = "each axis " if what.allocation.ladder == "own" else ""
+    lines = [Text(f"pairs, {each_axis}from the fastest to the slowest", style="bold")]
     for head, row in enumerate(what.allocation.rows):
         line = Text(f"key head {head}  " if what.allocation.heads else "")
         for axis in row:
@@ -107,6 +124,8 @@ def draw_layout(what: LayoutPicture, width: int = 80) -> list[Text]:
             for i in part:
                 line.append(f"{cells[axis][i]:>{wide}}", style=COLOURS[axis % len(COLOURS)])
             lines.append(line)
+    if what.cursor is None:
+        return lines
     caption = f"video of 2 frames, 2 × 3 tokens each; decoding goes on at {_short(what.cursor)} on every axis"
     if what.kinds[1][0] != "video":
         caption = f"grids of 2 × 3 tokens; decoding goes on at {_short(what.cursor)}"
@@ -171,7 +190,8 @@ def _draw_pairs(axis: Any, allocation: Allocation) -> None:
     axis.invert_yaxis()
     axis.set_yticks(range(len(allocation.rows)) if allocation.heads else [])
     axis.set_ylabel("key head" if allocation.heads else "", fontsize=9)
-    axis.set_title("axis of each pair of channels, the fastest first", fontsize=10)
+    first = "the fastest of each first" if allocation.ladder == "own" else "the fastest first"
+    axis.set_title(f"axis of each pair of channels, {first}", fontsize=10)
     axis.spines[:].set_visible(False)
     axis.tick_params(length=0)
 
@@ -189,15 +209,16 @@ def _draw_tokens(axis: Any, what: LayoutPicture) -> None:
             markersize=5,
         )
     start = 0
-    for kind, tokens in what.kinds:
+    for i, (kind, tokens) in enumerate(what.kinds):
         if kind != "text":
-            axis.axvspan(start - 0.5, start + tokens - 0.5, color="0.94", zorder=0)
+            axis.axvspan(start - 0.5, start + tokens - 0.5, color="0.9" if i % 2 else "0.95", zorder=0)
         axis.text(start + (tokens - 1) / 2, 1.01, kind, transform=axis.get_xaxis_transform(), ha="center", fontsize=9)
         start += tokens
-    axis.axhline(what.cursor, color="0.6", linestyle="--", linewidth=1)
-    axis.text(n - 0.4, what.cursor, " cursor", va="center", fontsize=8, color="0.4")
+    if what.cursor is not None:
+        axis.axhline(what.cursor, color="0.6", linestyle="--", linewidth=1)
+        axis.text(n - 0.4, what.cursor, " cursor", va="center", fontsize=8, color="0.4")
     axis.set_xlim(-0.6, n - 0.4)
     axis.set_xlabel("token, in the order of the sequence")
     axis.set_ylabel("coordinate")
-    axis.legend(frameon=False, fontsize=9, loc="upper left")
+    axis.legend(frameon=False, fontsize=9, loc="best")
     axis.spines[["top", "right"]].set_visible(False)

@@ -21,7 +21,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.catalog import bias, embedding, multimodal, operator, pictures, rotary, signals
+from ropewalk.catalog import bias, embedding, generation, multimodal, operator, pictures, rotary, signals
 from ropewalk.catalog.entry import KINDS, SHAPE_KEYWORDS, TRAITS, Record, Traits, normalise
 from ropewalk.catalog.expression import Named, parse
 from ropewalk.catalog.names import SHARED_NAMES, Candidate, namesakes, shared
@@ -59,6 +59,7 @@ RECORDS: tuple[Record, ...] = (
     *multimodal.RECORDS,
     *signals.RECORDS,
     *pictures.RECORDS,
+    *generation.RECORDS,
 )
 
 _OWN = {entry.slug: entry for entry in RECORDS}

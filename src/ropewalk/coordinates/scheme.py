@@ -92,12 +92,16 @@ class Scheme(ABC):
         """(b,) the coordinate, the same on every axis, of the token that decoding continues with."""
         return self.coordinates(tokens.continuing(1))[:, 0, 0]
 
+    def follows(self, tokens: Tokens) -> Tensor | None:
+        """Return the cursor; None where nothing is decoded after such tokens."""
+        return self.cursor(tokens)
+
     def delta(self, tokens: Tokens) -> Tensor:
         """(b,) cursor − length, padding included: what other libraries call rope_delta."""
         return self.cursor(tokens) - tokens.length
 
     def positions(self, of: Positions) -> Positions:
-        """Return positions that are these coordinates, with the cursor; blocks are no longer known then."""
+        """Return positions that are these coordinates, with what follows them; blocks are no longer known then."""
 
         def fixed(tokens: Tokens) -> Tokens:
             kept = {n: c for n, c in tokens.columns.items() if n != "block"}
@@ -105,7 +109,7 @@ class Scheme(ABC):
                 n: f for n, f in tokens.sequence.items() if n not in ("blocks", "times") and not n.startswith(NUMBER)
             }
             made = Tokens({**kept, "position": self.coordinates(tokens)}, facts)
-            return made.with_next(self.cursor(tokens))
+            return made.with_next(self.follows(tokens))
 
         return of.map_sides(fixed)
 
