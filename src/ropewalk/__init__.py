@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.layout import layout as layout
     from ropewalk.coordinates.layout import packed_layout as packed_layout
     from ropewalk.coordinates.layout import text_only as text_only
+    from ropewalk.coordinates.mixed_resolution import mixed_resolution_positions as mixed_resolution_positions
     from ropewalk.coordinates.patches import patch_positions as patch_positions
     from ropewalk.coordinates.patches import smart_resize as smart_resize
     from ropewalk.coordinates.randomized import RandomizedPositions as RandomizedPositions
@@ -149,6 +150,8 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.multi_axis import MultiAxisRoPE as MultiAxisRoPE
     from ropewalk.rotary.p_rope import PRoPEFraction as PRoPEFraction
     from ropewalk.rotary.partial_rope import PartialRoPE as PartialRoPE
+    from ropewalk.rotary.pma import PhaseAlignedRoPE as PhaseAlignedRoPE
+    from ropewalk.rotary.pma import phase_aligned_attention as phase_aligned_attention
     from ropewalk.rotary.pope import PoPE as PoPE
     from ropewalk.rotary.pype import PyPE as PyPE
     from ropewalk.rotary.qk_norm import QKNorm as QKNorm
@@ -197,6 +200,8 @@ _HOME = {
     "record": "catalog",
     "build": "catalog",
     # published encodings
+    "phase_aligned_attention": "rotary.pma",
+    "PhaseAlignedRoPE": "rotary.pma",
     "ALiBi": "bias.alibi",
     "AxialRoPE": "rotary.axial",
     "BiPE": "embedding.bipe",
@@ -280,6 +285,7 @@ _HOME = {
     "WaveletPE": "bias.wavelet_pe",
     "XPos": "rotary.xpos",
     # where tokens are
+    "mixed_resolution_positions": "coordinates.mixed_resolution",
     "Agents": "coordinates.signals",
     "Allocation": "coordinates.allocation",
     "Audio": "coordinates.signals",

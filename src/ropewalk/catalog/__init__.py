@@ -21,7 +21,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.catalog import bias, embedding, multimodal, operator, rotary, signals
+from ropewalk.catalog import bias, diffusion, embedding, multimodal, operator, rotary, signals
 from ropewalk.catalog.entry import KINDS, SHAPE_KEYWORDS, TRAITS, Record, Traits, normalise
 from ropewalk.catalog.expression import Named, parse
 from ropewalk.catalog.names import SHARED_NAMES, Candidate, namesakes, shared
@@ -58,6 +58,7 @@ RECORDS: tuple[Record, ...] = (
     *operator.RECORDS,
     *multimodal.RECORDS,
     *signals.RECORDS,
+    *diffusion.RECORDS,
 )
 
 _OWN = {entry.slug: entry for entry in RECORDS}

@@ -29,6 +29,7 @@ GIVEN = {
     "switches",
     "since",
     "walk",
+    "resolution",
 }  # columns that users give; others were drawn
 
 

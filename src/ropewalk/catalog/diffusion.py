@@ -1,0 +1,31 @@
+"""Encodings of diffusion transformers: tokens of several resolutions, at a step of denoising, of a reference image."""
+
+from __future__ import annotations
+
+from ropewalk.catalog.entry import Record, Traits
+
+RECORDS: tuple[Record, ...] = (
+    Record(
+        slug="pma",
+        name="PMA",
+        summary="Each query counts distances in the steps of its own grid, and sees no finer tokens between its points.",
+        paper="Phase-Aligned RoPE for Mixed-Resolution Diffusion Transformer",
+        authors="Haoyu Wu, Jingyi Xu, Qiaomu Miao, Dimitris Samaras, Hieu Le",
+        arxiv="2511.19778",
+        year=2025,
+        kind="rotary",
+        traits=Traits(
+            relative=True,
+            norm_preserving=True,
+            content_dependent=False,
+            streamable=True,
+            linear_attention=False,  # a score for each resolution
+            domain="mixed_resolution",
+            training="drop-in",
+        ),
+        factory="ropewalk.rotary.pma:PhaseAlignedRoPE",
+        defaults={"head_dim": 32},
+        needs=("mixed_resolution",),
+        sheet=65,
+    ),
+)
