@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.column_ids import ColumnIds as ColumnIds
     from ropewalk.coordinates.coupling import couple as couple
     from ropewalk.coordinates.coupling import coupled_positions as coupled_positions
+    from ropewalk.coordinates.denoising import at_step as at_step
     from ropewalk.coordinates.formulas import formula_positions as formula_positions
     from ropewalk.coordinates.formulas import latex_position_forest as latex_position_forest
     from ropewalk.coordinates.grid import grid_positions as grid_positions
@@ -163,6 +164,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.rove import RotaryValue as RotaryValue
     from ropewalk.rotary.rove import RoVE as RoVE
     from ropewalk.rotary.self_extend import SelfExtend as SelfExtend
+    from ropewalk.rotary.spatial_scale import SpatialRoPEScale as SpatialRoPEScale
     from ropewalk.rotary.st_rope import STRoPE as STRoPE
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
     from ropewalk.rotary.switching_rope import SwitchingRoPE as SwitchingRoPE
@@ -200,6 +202,7 @@ _HOME = {
     "record": "catalog",
     "build": "catalog",
     # published encodings
+    "SpatialRoPEScale": "rotary.spatial_scale",
     "phase_aligned_attention": "rotary.pma",
     "PhaseAlignedRoPE": "rotary.pma",
     "ALiBi": "bias.alibi",
@@ -285,6 +288,7 @@ _HOME = {
     "WaveletPE": "bias.wavelet_pe",
     "XPos": "rotary.xpos",
     # where tokens are
+    "at_step": "coordinates.denoising",
     "mixed_resolution_positions": "coordinates.mixed_resolution",
     "Agents": "coordinates.signals",
     "Allocation": "coordinates.allocation",
