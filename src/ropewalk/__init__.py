@@ -73,6 +73,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.randomized import RandomizedPositions as RandomizedPositions
     from ropewalk.coordinates.scale import Scale as Scale
     from ropewalk.coordinates.segments import segment_positions as segment_positions
+    from ropewalk.coordinates.shared_grid import shared_grid_positions as shared_grid_positions
     from ropewalk.coordinates.signals import Agents as Agents
     from ropewalk.coordinates.signals import Audio as Audio
     from ropewalk.coordinates.signals import Bands as Bands
@@ -169,6 +170,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
     from ropewalk.rotary.switching_rope import SwitchingRoPE as SwitchingRoPE
     from ropewalk.rotary.time_speaker_rope import TimeSpeakerRoPE as TimeSpeakerRoPE
+    from ropewalk.rotary.untwisting import UntwistingRoPE as UntwistingRoPE
     from ropewalk.rotary.v2pe import V2PE as V2PE
     from ropewalk.rotary.videorope import VideoRoPE as VideoRoPE
     from ropewalk.rotary.vrope import VRoPE as VRoPE
@@ -202,6 +204,7 @@ _HOME = {
     "record": "catalog",
     "build": "catalog",
     # published encodings
+    "UntwistingRoPE": "rotary.untwisting",
     "SpatialRoPEScale": "rotary.spatial_scale",
     "phase_aligned_attention": "rotary.pma",
     "PhaseAlignedRoPE": "rotary.pma",
@@ -288,6 +291,7 @@ _HOME = {
     "WaveletPE": "bias.wavelet_pe",
     "XPos": "rotary.xpos",
     # where tokens are
+    "shared_grid_positions": "coordinates.shared_grid",
     "at_step": "coordinates.denoising",
     "mixed_resolution_positions": "coordinates.mixed_resolution",
     "Agents": "coordinates.signals",

@@ -30,6 +30,7 @@ GIVEN = {
     "since",
     "walk",
     "resolution",
+    "reference",
 }  # columns that users give; others were drawn
 
 
