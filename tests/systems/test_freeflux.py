@@ -295,13 +295,13 @@ def test_the_mask_of_a_word():
     assert int(mask.sum()) == 4
     assert subject_mask(torch.ones(20), GRID).sum() == 0
     # one cell: the weights of the kernel
-    one = torch.zeros(20)
-    one[7] = 1
+    one = torch.zeros(25)
+    one[12] = 1
     line = torch.tensor([math.exp(-2), 1, math.exp(-2)])
     centre, side = 1 / line.sum() ** 2, math.exp(-2) / line.sum() ** 2
     just = float(side / centre)
-    assert int(subject_mask(one, GRID, just * 0.99).sum()) == 5
-    assert int(subject_mask(one, GRID, just * 1.01).sum()) == 1
+    assert int(subject_mask(one, (5, 5), just * 0.99).sum()) == 5
+    assert int(subject_mask(one, (5, 5), just * 1.01).sum()) == 1
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
