@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.conditions import condition_coords as condition_coords
     from ropewalk.coordinates.coupling import couple as couple
     from ropewalk.coordinates.coupling import coupled_positions as coupled_positions
+    from ropewalk.coordinates.denoising import at_step as at_step
     from ropewalk.coordinates.depth import ObjectMove as ObjectMove
     from ropewalk.coordinates.depth import centered_grid_ids as centered_grid_ids
     from ropewalk.coordinates.depth import depth_axis as depth_axis
@@ -76,12 +77,14 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.coordinates.layout import layout as layout
     from ropewalk.coordinates.layout import packed_layout as packed_layout
     from ropewalk.coordinates.layout import text_only as text_only
+    from ropewalk.coordinates.mixed_resolution import mixed_resolution_positions as mixed_resolution_positions
     from ropewalk.coordinates.patches import patch_positions as patch_positions
     from ropewalk.coordinates.patches import smart_resize as smart_resize
     from ropewalk.coordinates.randomized import RandomizedPositions as RandomizedPositions
     from ropewalk.coordinates.references import reference_coords as reference_coords
     from ropewalk.coordinates.scale import Scale as Scale
     from ropewalk.coordinates.segments import segment_positions as segment_positions
+    from ropewalk.coordinates.shared_grid import shared_grid_positions as shared_grid_positions
     from ropewalk.coordinates.signals import Agents as Agents
     from ropewalk.coordinates.signals import Audio as Audio
     from ropewalk.coordinates.signals import Bands as Bands
@@ -166,6 +169,8 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.multi_axis import MultiAxisRoPE as MultiAxisRoPE
     from ropewalk.rotary.p_rope import PRoPEFraction as PRoPEFraction
     from ropewalk.rotary.partial_rope import PartialRoPE as PartialRoPE
+    from ropewalk.rotary.pma import PhaseAlignedRoPE as PhaseAlignedRoPE
+    from ropewalk.rotary.pma import phase_aligned_attention as phase_aligned_attention
     from ropewalk.rotary.pope import PoPE as PoPE
     from ropewalk.rotary.position_interpolated_rope import PositionInterpolatedRoPE as PositionInterpolatedRoPE
     from ropewalk.rotary.pype import PyPE as PyPE
@@ -179,6 +184,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.rove import RotaryValue as RotaryValue
     from ropewalk.rotary.rove import RoVE as RoVE
     from ropewalk.rotary.self_extend import SelfExtend as SelfExtend
+    from ropewalk.rotary.spatial_scale import SpatialRoPEScale as SpatialRoPEScale
     from ropewalk.rotary.spherope import SpheRoPE as SpheRoPE
     from ropewalk.rotary.spherope import SpheRoPEFlux2 as SpheRoPEFlux2
     from ropewalk.rotary.spherope import SpheRoPELTX as SpheRoPELTX
@@ -186,6 +192,7 @@ if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editor
     from ropewalk.rotary.string_shifted import STRINGShifted as STRINGShifted
     from ropewalk.rotary.switching_rope import SwitchingRoPE as SwitchingRoPE
     from ropewalk.rotary.time_speaker_rope import TimeSpeakerRoPE as TimeSpeakerRoPE
+    from ropewalk.rotary.untwisting import UntwistingRoPE as UntwistingRoPE
     from ropewalk.rotary.v2pe import V2PE as V2PE
     from ropewalk.rotary.videorope import VideoRoPE as VideoRoPE
     from ropewalk.rotary.vrope import VRoPE as VRoPE
@@ -219,6 +226,10 @@ _HOME = {
     "record": "catalog",
     "build": "catalog",
     # published encodings
+    "UntwistingRoPE": "rotary.untwisting",
+    "SpatialRoPEScale": "rotary.spatial_scale",
+    "phase_aligned_attention": "rotary.pma",
+    "PhaseAlignedRoPE": "rotary.pma",
     "ALiBi": "bias.alibi",
     "AxialRoPE": "rotary.axial",
     "BiPE": "embedding.bipe",
@@ -312,6 +323,9 @@ _HOME = {
     "WaveletPE": "bias.wavelet_pe",
     "XPos": "rotary.xpos",
     # where tokens are
+    "shared_grid_positions": "coordinates.shared_grid",
+    "at_step": "coordinates.denoising",
+    "mixed_resolution_positions": "coordinates.mixed_resolution",
     "Agents": "coordinates.signals",
     "Allocation": "coordinates.allocation",
     "Audio": "coordinates.signals",

@@ -21,7 +21,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.catalog import bias, embedding, generation, multimodal, operator, pictures, rotary, signals
+from ropewalk.catalog import bias, diffusion, embedding, generation, multimodal, operator, pictures, rotary, signals
 from ropewalk.catalog.entry import KINDS, SHAPE_KEYWORDS, TRAITS, Record, Traits, normalise
 from ropewalk.catalog.expression import Named, parse
 from ropewalk.catalog.names import SHARED_NAMES, Candidate, namesakes, shared
@@ -60,6 +60,7 @@ RECORDS: tuple[Record, ...] = (
     *signals.RECORDS,
     *pictures.RECORDS,
     *generation.RECORDS,
+    *diffusion.RECORDS,
 )
 
 _OWN = {entry.slug: entry for entry in RECORDS}

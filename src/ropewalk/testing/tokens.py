@@ -29,6 +29,8 @@ GIVEN = {
     "switches",
     "since",
     "walk",
+    "resolution",
+    "reference",
 }  # columns that users give; others were drawn
 
 
