@@ -5,7 +5,7 @@ from __future__ import annotations
 from ropewalk.lab.experiments.desk import FULL_PICTURES, PICTURES
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
-_SIZES = (5, 7)
+_SIZES = (3, 4, 5)
 
 EXPERIMENT = Experiment(
     name="concentric_attention",
@@ -18,14 +18,15 @@ EXPERIMENT = Experiment(
     "by row.",
     settings={
         **PICTURES,
-        "task": "picture_question(question=presence)",
+        "task": "picture_question(question=presence, colours=4)",
         "encodings": ("concentric_attention", "rope(pairing=half)"),
-        "train_length": 5,
+        "train_length": 3,
+        "tokens": 1_300_000,
         "eval_lengths": _SIZES,
     },
     contrasts=(Contrast("concentric_attention", "rope(pairing=half)", "higher", _SIZES),),
     seconds=150,
     full=FULL_PICTURES,
-    limits="Pictures of at most 56 cells, over which RoPE hardly decays, so that the fault it mends is small here. The mean "
+    limits="Pictures of at most 30 cells, over which RoPE hardly decays, so that the fault it mends is small here. The mean "
     "over places is compared, and not the worst place.",
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ropewalk.lab.experiments.desk import FULL_PICTURES, PICTURES
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
-_SIZES = (4, 5)
-_TIED, _APART = "modality_rope(base=100)", "mrope(base=100)"
+_BEYOND = (4,)
+_TIED, _APART = "modality_rope(base=4)", "mrope(base=4)"
 
 EXPERIMENT = Experiment(
     name="modality_rope",
@@ -14,16 +14,16 @@ EXPERIMENT = Experiment(
     claim="In editing, the target that is denoised is given the positions of its source, so that what is not changed is "
     "copied.",
     source="Fengyi Fu et al. Lance: Unified Multimodal Modeling by Multi-Task Synergy. arXiv 2605.18678, 2026",
-    expected="After the same short training more pictures with one colour changed are right in every cell than with M-RoPE, "
-    "which puts the target after the source.",
+    expected="After the same short training on pictures of up to 3 × 4 cells, more cells of pictures of 4 × 5 with one colour "
+    "changed are right than with M-RoPE, which puts the target after the source.",
     settings={
         **PICTURES,
-        "task": "picture_edit",
+        "task": "picture_edit(colours=4)",
         "encodings": (_TIED, _APART),
-        "train_length": 4,
-        "eval_lengths": _SIZES,
+        "train_length": 3,
+        "eval_lengths": (3, *_BEYOND),
     },
-    contrasts=(Contrast(_TIED, _APART, "higher", _SIZES),),
+    contrasts=(Contrast(_TIED, _APART, "higher", _BEYOND),),
     seconds=150,
     full=FULL_PICTURES,
     limits="Blanks instead of noise and one step instead of many; the two differ in their masks too. The bands of semantic "

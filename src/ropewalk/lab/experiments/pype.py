@@ -5,7 +5,7 @@ from __future__ import annotations
 from ropewalk.lab.experiments.desk import FULL_PICTURES, PICTURES
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
-_SIZES = (5, 7)
+_SIZES = (3, 4, 5)
 
 EXPERIMENT = Experiment(
     name="pype",
@@ -17,9 +17,10 @@ EXPERIMENT = Experiment(
     expected="Asked whether a colour is in a picture, PyPE is right more often than RoPE over the cells row by row.",
     settings={
         **PICTURES,
-        "task": "picture_question(question=presence)",
+        "task": "picture_question(question=presence, colours=4)",
         "encodings": ("pype(jump=1)", "concentric_attention", "rope(pairing=half)"),
-        "train_length": 5,
+        "train_length": 3,
+        "tokens": 1_300_000,
         "eval_lengths": _SIZES,
     },
     contrasts=(

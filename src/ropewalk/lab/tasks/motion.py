@@ -1,8 +1,8 @@
-"""In which direction does it move? A clip of frames with one cell that walks.
+"""In which direction does it move, or what stands there next? A clip of frames with a marked cell.
 
-    . . #    . . .    . . .
-    . . .    . . #    . . .    ?  → down
-    . a .    . . b    c . #
+    . . #    . . .    . . .                        . # .    . b .    . c .
+    . . .    . . #    . . .    ?  → down           . a .    . . a    b . .    ?  → b
+    . a .    . . b    c . #                        . . .    c . .    . . a
 
 The other cells are of random colours, anew in every frame, so that a single frame says nothing.
 """
@@ -15,18 +15,22 @@ from dataclasses import replace
 import torch
 from torch import Generator
 
-from ropewalk.core.errors import check_positive
+from ropewalk.core.errors import ConfigError, check_positive, suggest
 from ropewalk.lab.batch import Batch
 from ropewalk.lab.tasks.examples import ASK, FIRST, Examples, ask, letters, uniform, written
 from ropewalk.lab.tasks.placed import Placed
 
+QUESTIONS = ("direction", "next")
 DIRECTIONS = ("up", "down", "left", "right")
 STEPS = torch.tensor([(-1, 0), (1, 0), (0, -1), (0, 1)])
 MARK = FIRST + len(DIRECTIONS)
 
 
 class Motion(Placed):
-    """T frames of rows × columns cells in which a marked cell walks one cell a frame, round the edges; up, down, left or right.
+    """T frames of rows × columns cells.
+
+    "direction": a marked cell walks one cell a frame, round the edges; up, down, left or right. "next": one cell of one frame
+    but the last is marked, and the colour of the same cell in the next frame is asked for.
 
     Positions are (t, row, col), counted from 1; what is no cell is at the origin.
 
@@ -34,10 +38,11 @@ class Motion(Placed):
         rows: cells from top to bottom.
         columns: cells from left to right.
         colours: number of them, drawn uniformly and independently.
+        question: "direction" or "next".
     """
 
     name = "motion"
-    summary = "the direction in which a marked cell walks, in a clip"
+    summary = "the direction in which a marked cell walks, or what follows at its place, in a clip"
     source = "made for this library, after the moving shapes that video encoders are tried on"
     size_name = "frames"
     train_size = 4
@@ -46,8 +51,13 @@ class Motion(Placed):
     encoder_ready = True
     domain = "clip"
 
-    def __init__(self, rows: int = 3, columns: int = 4, colours: int = 4) -> None:
+    def __init__(self, rows: int = 3, columns: int = 4, colours: int = 4, question: str = "direction") -> None:
         check_positive(rows=rows, columns=columns)
+        if question not in QUESTIONS:
+            raise ConfigError(
+                f"question is one of {', '.join(QUESTIONS)}; got {question!r}.{suggest(question, QUESTIONS)}"
+            )
+        self.question = question
         self.rows, self.columns = rows, columns
         self.symbols = ("|", "?", *DIRECTIONS, "#", *letters(colours))
         self.colours = colours
@@ -59,6 +69,12 @@ class Motion(Placed):
 
     def draw(self, generator: Generator, size: int, count: int, *, test: bool) -> Examples:
         frames = MARK + 1 + uniform(generator, self.colours, count, size, self.cells)
+        if self.question == "next":
+            frame, cell = uniform(generator, size - 1, count), uniform(generator, self.cells, count)
+            row = torch.arange(count)
+            answer = frames[row, frame + 1, cell][:, None]
+            frames[row, frame, cell] = MARK
+            return written(torch.cat([frames.flatten(1), ask(count)], 1), answer, end=False)
         start = torch.stack([uniform(generator, n, count) for n in (self.rows, self.columns)], -1)
         direction = uniform(generator, len(DIRECTIONS), count, 1)
         walked = start[:, None] + torch.arange(size)[:, None] * STEPS[direction]
@@ -68,6 +84,8 @@ class Motion(Placed):
 
     def solve(self, prompt: Sequence[int]) -> list[int]:
         marked = [i - 1 for i, token in enumerate(prompt) if token == MARK]
+        if self.question == "next":
+            return [prompt[1 + marked[0] + self.cells]]
         first, second = (divmod(n % self.cells, self.columns) for n in marked[:2])
         for n, (down, right) in enumerate(STEPS.tolist()):
             if second == ((first[0] + down) % self.rows, (first[1] + right) % self.columns):
@@ -78,7 +96,7 @@ class Motion(Placed):
         return size * self.cells + 2
 
     def space(self, size: int) -> int:
-        return 4 * self.cells * self.colours ** (size * (self.cells - 1))
+        return self.cells * self.colours ** (size * (self.cells - 1))
 
     def place(self, batch: Batch) -> Batch:
         asked = (batch.tokens == ASK).long().argmax(1, keepdim=True)

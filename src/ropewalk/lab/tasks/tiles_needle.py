@@ -24,7 +24,7 @@ from ropewalk.lab.tasks.placed import Placed
 
 
 class TilesNeedle(Placed):
-    """Four tiles with colours, two keys and two values, a thumbnail, n words, and the value that stands below a key.
+    """Four tiles with colours, a key with its value or two, a thumbnail, n words, and the value that stands below a key.
 
     Blocks: a text of one token, the tiles and their thumbnail, a text with the words and the question.
 
@@ -33,6 +33,7 @@ class TilesNeedle(Placed):
         columns: cells of a tile from left to right, an even number.
         colours: number of them, drawn uniformly and independently.
         keys: number of different keys.
+        distractor: whether there is a second key with a value; without it any value is the right one.
     """
 
     name = "tiles_needle"
@@ -44,8 +45,13 @@ class TilesNeedle(Placed):
     encoder_ready = True
     domain = "layout"
 
-    def __init__(self, rows: int = 2, columns: int = 2, colours: int = 4, keys: int = 4) -> None:
+    def __init__(
+        self, rows: int = 2, columns: int = 2, colours: int = 4, keys: int = 4, distractor: bool = True
+    ) -> None:
         check_positive(rows=rows, columns=columns, keys=keys)
+        if not isinstance(distractor, bool):
+            raise ConfigError(f"distractor is True or False; got {distractor!r}")
+        self.distractor = distractor
         if rows % 2 or columns % 2:
             raise ConfigError(f"a thumbnail has half of the cells a side: even numbers; got {rows} x {columns}")
         self.rows, self.columns, self.colours, self.keys = rows, columns, colours, keys
@@ -72,6 +78,8 @@ class TilesNeedle(Placed):
             first + distinct(generator, count, n, 2) for first, n in ((self.key, self.keys), (self.value, len(DIGITS)))
         )
         at = in_tiles * tile + cell
+        if not self.distractor:
+            at, key, value = at[:, :1], key[:, :1], value[:, :1]
         flat = flat.scatter(1, at, key).scatter(1, at + self.columns, value)
         words = torch.full((count, size), self.word)
         return written(torch.cat([flat, thumbnail, words, ask(count), key[:, :1]], 1), value[:, :1], end=False)
