@@ -10,10 +10,16 @@ import ropewalk as rw
 from ropewalk.catalog import RECORDS
 from ropewalk.coordinates.conditions import sample_conditions
 from ropewalk.coordinates.layout import sample_layout
+from ropewalk.coordinates.panorama import sample_panorama
 from ropewalk.coordinates.references import sample_references
 from ropewalk.core.positions import Positions, Tokens
 
-SAMPLES = {"layout": sample_layout, "references": sample_references, "conditions": sample_conditions}
+SAMPLES = {
+    "layout": sample_layout,
+    "references": sample_references,
+    "conditions": sample_conditions,
+    "panorama": sample_panorama,
+}
 SLUGS = [r.slug for r in RECORDS if SAMPLES.keys() & r.needs]
 HEADS = {"num_kv_heads": 4}
 
