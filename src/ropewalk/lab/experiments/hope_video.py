@@ -32,7 +32,7 @@ EXPERIMENT = Experiment(
             because="expected at least as good",
         ),
     ),
-    seconds=200,
+    seconds=80,
     full=FULL_PICTURES,
     limits="Frames of four cells and few of them, without a distractor; nothing is said of videos that are retrieved by what "
     "they mean. The spacing of frames is 1 in training as in scoring.",

@@ -21,6 +21,7 @@ EXPERIMENT = Experiment(
         "task": "picture_edit(colours=4)",
         "encodings": (_TIED, _APART),
         "train_length": 3,
+        "tokens": 1_500_000,
         "eval_lengths": (3, *_BEYOND),
     },
     contrasts=(Contrast(_TIED, _APART, "higher", _BEYOND),),

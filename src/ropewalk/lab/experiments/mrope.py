@@ -22,6 +22,7 @@ EXPERIMENT = Experiment(
         "task": "picture_question(question=below, colours=4)",
         "encodings": (_MROPE, _ROPE),
         "encoder": True,
+        "tokens": 1_200_000,
         "train_length": 4,
         "eval_lengths": (4, *_BEYOND),
     },

@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
         Contrast(_INTERLEAVED, _CHUNKED, "higher", _SIZES),
         Contrast(_HEADS, _CHUNKED, "higher", _SIZES),
     ),
-    seconds=180,
+    seconds=100,
     full=FULL_PICTURES,
     limits="Generated pictures with a question that has one answer. The gain in the paper is 1.5 points over benchmarks, of a "
     "model that knows language and pictures. The base is 100: with sixteen planes a head and the published base, a run of "

@@ -24,7 +24,7 @@ EXPERIMENT = Experiment(
         "eval_lengths": (16, *_BEYOND),
     },
     contrasts=(Contrast("rope_dhr(base=100)", "rope(base=100, pairing=half)", "higher", _BEYOND),),
-    seconds=180,
+    seconds=70,
     full=FULL_PICTURES,
     limits="Tiles of four cells and a hundred words that say nothing, and a base of 100, with which so many words are far; "
     "the paper's second half, the memory path, is not tried.",

@@ -22,6 +22,7 @@ EXPERIMENT = Experiment(
         "task": "motion(rows=2, columns=3, question=next)",
         "encodings": ("st_rope(base=10)", _SPACE, _SPLIT),
         "encoder": True,
+        "tokens": 1_500_000,
         "train_length": 3,
         "eval_lengths": _SIZES,
     },

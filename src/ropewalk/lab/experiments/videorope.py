@@ -21,7 +21,7 @@ EXPERIMENT = Experiment(
         "eval_lengths": (4, 8, *_BEYOND),
     },
     contrasts=(Contrast("videorope(base=100)", "mrope(base=100)", "higher", _BEYOND),),
-    seconds=200,
+    seconds=50,
     full=FULL_PICTURES,
     limits="Frames of four cells instead of 144, sixteen of them instead of thousands, and no distractor: small models do not "
     "tell the needle from a frame that looks like it after minutes of training (`--full` has none either; `ropewalk compare "

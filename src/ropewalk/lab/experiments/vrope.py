@@ -26,7 +26,7 @@ EXPERIMENT = Experiment(
             "vrope(base=100)", "rope(base=100)", "higher", _BEYOND, decides=False, because="counted token by token"
         ),
     ),
-    seconds=200,
+    seconds=70,
     full=FULL_PICTURES,
     limits="Frames of four cells and few of them, without a distractor; the paper's bias towards a corner of the frame needs "
     "frames with corners far apart.",
