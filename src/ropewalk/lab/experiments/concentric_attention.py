@@ -21,7 +21,7 @@ EXPERIMENT = Experiment(
         "task": "picture_question(question=presence, colours=4)",
         "encodings": ("concentric_attention", "rope(pairing=half)"),
         "train_length": 3,
-        "tokens": 2_000_000,
+        "tokens": 1_700_000,
         "eval_lengths": _SIZES,
     },
     contrasts=(Contrast("concentric_attention", "rope(pairing=half)", "higher", _SIZES),),

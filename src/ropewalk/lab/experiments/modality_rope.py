@@ -21,11 +21,10 @@ EXPERIMENT = Experiment(
         "task": "picture_edit(colours=4)",
         "encodings": (_TIED, _APART),
         "train_length": 3,
-        "tokens": 1_500_000,
         "eval_lengths": (3, *_BEYOND),
     },
     contrasts=(Contrast(_TIED, _APART, "higher", _BEYOND),),
-    seconds=150,
+    seconds=70,
     full=FULL_PICTURES,
     limits="Blanks instead of noise and one step instead of many; the two differ in their masks too. The bands of semantic "
     "tokens and of subjects are not tried.",

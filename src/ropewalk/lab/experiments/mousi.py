@@ -28,7 +28,7 @@ EXPERIMENT = Experiment(
         Contrast(_ALL, _ROW, "lower", (4,)),
         Contrast(_ROW, _PLAIN, "higher", (4,), decides=False, because="by rows against one for every cell"),
     ),
-    seconds=180,
+    seconds=200,
     full=FULL_PICTURES,
     limits="Column vectors, with which the paper makes up for shared rows, need the width of the embeddings and are not tried.",
 )

@@ -27,7 +27,7 @@ EXPERIMENT = Experiment(
         "eval_lengths": (4, *_BEYOND),
     },
     contrasts=(Contrast(_MROPE, _ROPE, "higher", _BEYOND),),
-    seconds=120,
+    seconds=170,
     full=FULL_PICTURES,
     limits="Generated pictures of forty cells with a question that has one answer; no photographs, no pretrained language "
     "model. M-RoPE's base is 4, so that its slow pairs, which read the columns, turn as far over six cells as those of the "

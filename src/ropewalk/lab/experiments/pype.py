@@ -20,7 +20,7 @@ EXPERIMENT = Experiment(
         "task": "picture_question(question=presence, colours=4)",
         "encodings": ("pype(jump=1)", "concentric_attention", "rope(pairing=half)"),
         "train_length": 3,
-        "tokens": 1_150_000,
+        "tokens": 1_000_000,
         "eval_lengths": _SIZES,
     },
     contrasts=(

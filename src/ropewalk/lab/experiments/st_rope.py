@@ -22,7 +22,6 @@ EXPERIMENT = Experiment(
         "task": "motion(rows=2, columns=3, question=next)",
         "encodings": ("st_rope(base=10)", _SPACE, _SPLIT),
         "encoder": True,
-        "tokens": 1_500_000,
         "train_length": 3,
         "eval_lengths": _SIZES,
     },
@@ -30,7 +29,7 @@ EXPERIMENT = Experiment(
         Contrast("st_rope(base=10)", _SPACE, "higher", _SIZES),
         Contrast("st_rope(base=10)", _SPLIT, "higher", _SIZES, decides=False, because="expected at least as good"),
     ),
-    seconds=180,
+    seconds=70,
     full=FULL_PICTURES,
     limits="Six cells a frame, and four frames. The direction in which a cell walks is not learned in minutes by any of them. "
     "The symmetric loss of the paper, for retrieval with graded labels, is not tried.",
