@@ -37,5 +37,6 @@ EXPERIMENT = Experiment(
     seconds=200,
     full=FULL_PICTURES,
     limits="Objects of one cell, and two layers, so that a single ring can merge: what the paper says of sizes and of depth "
-    "is not seen.",
+    "is not seen. Learning sets in suddenly and late, so that who is ahead changes with the budget: +4, +17 and +8 points were "
+    "seen after 1.0, 1.15 and 1.3 million tokens.",
 )
