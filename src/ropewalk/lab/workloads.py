@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ropewalk.catalog import normalise
 from ropewalk.catalog.expression import parse, read_call, read_value
 from ropewalk.coordinates.segments import segment_positions
 from ropewalk.core.errors import ConfigError
@@ -28,6 +30,9 @@ from ropewalk.lab.tasks.needle import Needle
 from ropewalk.lab.tasks.score import score
 from ropewalk.lab.tasks.task import Task
 from ropewalk.lab.tasks.video_needle import VideoNeedle
+
+OWN: dict[str, str] = {"panorama": "ropewalk.lab.panoramas:Panoramas"}
+"""Workloads that are no questions with one answer, by the name of their task."""
 
 ROWS = 16  # sequences that are measured at once, at the trained length
 
@@ -353,7 +358,7 @@ def resolved(settings: Settings) -> Settings:
         return replace(
             settings, train_length=length, eval_lengths=settings.eval_lengths or (length, 2 * length, 4 * length)
         )
-    task = make_task(settings.task)
+    task = _own(settings.task) or make_task(settings.task)
     return replace(
         settings,
         train_length=settings.train_length or task.train_size,
@@ -366,8 +371,10 @@ def make_workload(settings: Settings, corpus: Corpus | None) -> Workload:
     settings = resolved(settings)
     assert settings.train_length is not None
     if settings.task != "text":
-        task = make_task(settings.task)
-        return Generated(task, settings.train_length, settings.eval_lengths, settings.windows, settings.encoder)
+        asked = (settings.train_length, settings.eval_lengths, settings.windows, settings.encoder)
+        if (own := _own(settings.task)) is not None:
+            return own(*asked, **_options(settings.task)[1])
+        return Generated(make_task(settings.task), *asked)
     assert corpus is not None
     kind = Classes if settings.encoder else Text
     return kind(corpus, settings.train_length, settings.eval_lengths, settings.windows)
@@ -375,6 +382,21 @@ def make_workload(settings: Settings, corpus: Corpus | None) -> Workload:
 
 def make_task(text: str) -> Task:
     """Make a task by name, with options in brackets: ``"needle(depth=0.5)"``."""
+    name, options = _options(text)
+    return named_task(name, **options)
+
+
+def _own(text: str) -> Any:
+    """Return the class of a workload of its own, or None."""
+    path = OWN.get(normalise(_options(text)[0]))
+    if path is None:
+        return None
+    module, _, attribute = path.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _options(text: str) -> tuple[str, dict[str, Any]]:
+    """Read a name and options in brackets."""
     try:
         name, positional, options = read_call(text)
     except ConfigError as problem:
@@ -383,7 +405,7 @@ def make_task(text: str) -> Task:
         ) from None
     if positional:
         raise ConfigError(f"the task {text!r}: give its options by name, as in needle(depth=0.5)")
-    return named_task(name, **{key: read_value(value) for key, value in options.items()})
+    return name, {key: read_value(value) for key, value in options.items()}
 
 
 def _windows(tokens: Tensor, rows: int) -> Iterator[Batch]:

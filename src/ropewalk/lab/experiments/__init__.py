@@ -54,6 +54,7 @@ _NAMES = (
     "slow_planes",
     "massive_values",
     "pape",
+    "spherope",
     "harope",
     "gta",
     "mrope",
