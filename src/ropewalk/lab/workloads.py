@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -69,7 +69,12 @@ class Workload(ABC):
     @property
     def domains(self) -> tuple[str, ...]:
         """Return the domains whose encodings can work on it; a clip is a grid with time for its first axis."""
-        return tuple(dict.fromkeys(("sequence", self.domain, *(("grid",) if self.domain == "clip" else ()))))
+        more = ("grid",) if self.domain == "clip" else ()
+        return tuple(dict.fromkeys(("sequence", self.domain, *more, *self.views())))
+
+    def views(self) -> Mapping[str, Callable[[Batch], Batch]]:
+        """Return further domains, and how its tokens are placed for their encodings."""
+        return {}
 
     @abstractmethod
     def batch(self, step: int, size: int, seed: int) -> Batch:
@@ -217,6 +222,9 @@ class Generated(Workload):
             "examples": [task.show(batch, row) for row in range(len(batch.tokens))],
         }
 
+    def views(self) -> Mapping[str, Callable[[Batch], Batch]]:
+        return self.task.views()
+
     def _scored(self, size: int, count: int, seed: int) -> Batch:
         return self.task.eval_batch(size, count, seed, bidirectional=self.encoder)
 
@@ -299,10 +307,11 @@ class Seen(Workload):
     Args:
         workload: what it is otherwise.
         view: places the tokens of a batch.
+        domain: in which it places them.
     """
 
-    def __init__(self, workload: Workload, view: Callable[[Batch], Batch]) -> None:
-        self.workload, self.view, self.name = workload, view, workload.name
+    def __init__(self, workload: Workload, view: Callable[[Batch], Batch], domain: str = "sequence") -> None:
+        self.workload, self.view, self.name, self.domain = workload, view, workload.name, domain
         self.vocab_size, self.num_classes = workload.vocab_size, workload.num_classes
         self.train_length, self.lengths, self.max_position = (
             workload.train_length,
@@ -329,14 +338,18 @@ class Seen(Workload):
 def seen_by(workload: Workload, encodings: Sequence[str]) -> Workload:
     """Return what models with these encodings work on.
 
-    Where no encoding knows the places of a task, tokens are counted in the order in which they stand. In text, encodings of
-    segments see its lines.
+    Where no encoding knows the places of a task, in its own domain or in another that it can be placed in, tokens are counted in
+    the order in which they stand. In text, encodings of segments see its lines.
     """
     domains = {record.traits.domain for name in encodings for record in parse(name).records()}
     if "segments" in domains and isinstance(workload, Text):
         return Seen(workload, partial(in_lines, closing=workload.line_ends()))
-    if workload.domain == "sequence" or domains & ({*workload.domains} - {"sequence"}):
+    views = workload.views()
+    if workload.domain == "sequence" or domains & ({*workload.domains} - {"sequence", *views}):
         return workload
+    for domain in views:
+        if domain in domains:
+            return Seen(workload, views[domain], domain)
     return Seen(workload, Batch.in_order)
 
 
