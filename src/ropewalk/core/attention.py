@@ -483,7 +483,7 @@ class Attention:
         if isinstance(ref, Feature):
             value = (self.qf if side == "q" else self.kf)[ref.name]
         elif isinstance(ref, Order):
-            index = self.where.index() if side == "q" else torch.arange(self.k.shape[2], device=self.k.device)[None]
+            index = self.where.index() if side == "q" else self.where.key_index()
             return index[:, None, :, None]
         else:
             tokens = self.where.query if side == "q" else self.where.key
