@@ -62,7 +62,8 @@ class Shard:
         self.positions = Positions(positions.key.take(self.index))
         self.among_all = Positions.pair(self.positions.query, positions.key, self.index[None])
         """This process's queries among the keys of all."""
-        self._pairs: dict[tuple[Span, Span], Positions] = {}
+        self._pairs: dict[tuple[Span, Span], Positions] = {}  # of all layers, which so share what is memoised on them
+        self._among: dict[Span, Positions] = {}
 
     @classmethod
     def contiguous(cls, positions: Positions, group: dist.ProcessGroup | None = None) -> Shard:
@@ -111,7 +112,10 @@ class Shard:
 
     def among(self, keys: Span) -> Positions:
         """Return the positions of all this process's queries and a stretch of keys."""
-        return Positions.pair(self.positions.query, _placed(self.whole.key.slice(*keys), keys), self.index[None])
+        if keys not in self._among:
+            key = _placed(self.whole.key.slice(*keys), keys)
+            self._among[keys] = Positions.pair(self.positions.query, key, self.index[None])
+        return self._among[keys]
 
     def _check(self) -> None:
         if len(self.spans) != self.size:
