@@ -93,11 +93,11 @@ def _turn(
 
     for i in tl.static_range(HEADS):
         head = (first_head + i).to(tl.int64)
-        here = inside & (head < heads)
+        here = token < tl.where(head < heads, tokens, 0)
         source = x + batch * x_b + head * x_h + token[:, None] * x_s
         target = out + batch * out_b + head * out_h + token[:, None] * out_s
         if PER_HEAD:
-            there = read & (head < heads)
+            there = read & here[:, None]
             c = tl.load(cos + head * table_h + table, mask=there, other=float("nan")).to(DTYPE)
             s = tl.load(sin + head * table_h + table, mask=there, other=float("nan")).to(DTYPE)
         if HALF:
