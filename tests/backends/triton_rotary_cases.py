@@ -156,6 +156,19 @@ def test_nothing_to_turn(pairing):
     assert torch.equal(y, x) and y.data_ptr() != x.data_ptr()
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the kernel is taken for CUDA tensors, and the interpreter has none")
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_cuda_tensors_take_the_kernel(pairing, monkeypatch):
+    taken = []
+    monkeypatch.setattr(rotation_triton, "rotate", lambda *args, **how: taken.append(args) or rotate(*args, **how))
+    x, (cos, sin) = normal(2, 3, 5, 8).requires_grad_(), made(5, 3)
+    agrees(rotation.rotate(x, cos, sin, pairing), wanted(x, cos, sin, pairing))
+    assert len(taken) == 1
+    learned = cos.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(rotation.rotate(x, learned, sin, pairing).sum(), learned)
+    assert gradient.abs().max() > 0 and len(taken) == 1  # tables that learn do not
+
+
 # ---- rows by index --------------------------------------------------------------------------------------------------
 
 
@@ -267,7 +280,9 @@ def test_exports_with_any_length():
             return rotate(x, cos, sin, "half")
 
     seq = torch.export.Dim("seq", min=2, max=64)
-    program = torch.export.export(Turn(), (normal(1, 2, 6, 8), *made(6, 3)), dynamic_shapes=({2: seq}, {0: seq}, {0: seq}))
+    program = torch.export.export(
+        Turn(), (normal(1, 2, 6, 8), *made(6, 3)), dynamic_shapes=({2: seq}, {0: seq}, {0: seq})
+    )
     assert any(node.target is torch.ops.ropewalk.rotate.default for node in program.graph.nodes)
     x, (cos, sin) = normal(1, 2, 11, 8), made(11, 3)
     agrees(program.module()(x, cos, sin), wanted(x, cos, sin, "half"))

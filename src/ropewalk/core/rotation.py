@@ -171,7 +171,9 @@ def _kernel(device: torch.device) -> ModuleType | None:
 
         one = torch.ones(1, 2, device=device)
         rotation_triton.rotate(one, one[:, :1], one[:, :1], "half")
-    except Exception as error:  # no C compiler, an old device, a Triton of another torch: whatever it is, there is a way without
+    except (
+        Exception
+    ) as error:  # no C compiler, an old device, a Triton of another torch: whatever it is, there is a way without
         warnings.warn(
             f"Triton is installed and does not run on {device} ({type(error).__name__}: {error}); rotations are done by "
             "PyTorch's own operations, which are right and slower. It needs a C compiler and the version of Triton that came "

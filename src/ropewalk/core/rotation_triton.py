@@ -27,7 +27,7 @@ _CHANNELS = 2048
 _HEADS = 4
 
 
-@triton.jit  # type: ignore[misc, unused-ignore]
+@triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
 def _turn(
     x: tl.tensor,
     out: tl.tensor,
