@@ -375,6 +375,8 @@ _HOME = {
     "text_only": "coordinates.layout",
     # is a rotation what it claims to be
     "verify": "analysis.verify",
+    # sequences, heads and parameters on several processes
+    "parallel": "parallel",
     # plain functions and the contract suite
     "functional": "functional",
     "convert_pairing": "functional",
