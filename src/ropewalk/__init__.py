@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same table as _HOME below, for type checkers and editors; a test keeps the two equal
     from ropewalk import functional as functional
+    from ropewalk import parallel as parallel
     from ropewalk import testing as testing
     from ropewalk.analysis.verify import verify as verify
     from ropewalk.backends import attend as attend
@@ -375,6 +376,8 @@ _HOME = {
     "text_only": "coordinates.layout",
     # is a rotation what it claims to be
     "verify": "analysis.verify",
+    # sequences, heads and parameters on several processes
+    "parallel": "parallel",
     # plain functions and the contract suite
     "functional": "functional",
     "convert_pairing": "functional",

@@ -66,6 +66,8 @@ def test_headings():
     trained = made.train_batch(0, 50, seed=0, max_size=3)
     assert (trained.tokens == made.symbols.index("me@0")).any(1).all()
     assert len(set(mine[:, 0].tolist())) == 4  # scoring turns everybody
+    along = task("oncoming", directions=4, looks=2).train_batch(0, 50, seed=0, max_size=3).tokens
+    assert {d for d in range(4) if (along == made.symbols.index(f"me@{d}")).any()} == {0, 1}
 
 
 def test_turns():
@@ -115,6 +117,7 @@ def test_instruments():
         ("oncoming", {"directions": 5}, 2, "even"),
         ("oncoming", {}, 7, "road users from 1 to 6"),
         ("oncoming", {"turned": 1}, 2, "True or False"),
+        ("oncoming", {"looks": 9}, 2, "some of the 8 directions; got 9"),
         ("last_turn", {"go_on": 1.0}, 5, "below 1"),
         ("last_turn", {}, 3, "frames from 4"),
         ("nesting", {}, 17, "symbols from 1 to 16"),

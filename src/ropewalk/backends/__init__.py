@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ropewalk.backends import dense, flash, flex, linear, sdpa
 from ropewalk.backends.request import Backend, Request, Result
@@ -71,10 +72,14 @@ def _attend(problem: Problem, backend: str, request: Request) -> Result:
 
 def _run(p: Attention, backend: str, request: Request) -> Result:
     result = choose(p, backend, request).run(p, request)
-    out = result.out
+    return result._replace(out=finished(p, result.out))
+
+
+def finished(p: Attention, out: Tensor) -> Tensor:
+    """Apply the finishers of a problem to its output, the last one asked for first."""
     for step in reversed(p.finish):
         out = step.fn(out, *(p.read(ref, "q") for ref in step.q))
-    return result._replace(out=out.to(p.q.dtype))
+    return out.to(p.q.dtype)
 
 
 def choose(p: Attention, backend: str, request: Request) -> Backend:
@@ -158,4 +163,4 @@ def _describe(p: Attention) -> str:
     return "; ".join(said)
 
 
-__all__ = ["BACKENDS", "Backend", "Request", "Result", "attend", "choose", "explain"]
+__all__ = ["BACKENDS", "Backend", "Request", "Result", "attend", "choose", "explain", "finished"]

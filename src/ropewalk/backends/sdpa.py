@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.backends import dense
+from ropewalk.backends.merge import merge
 from ropewalk.backends.request import Backend, Request, Result
 from ropewalk.core.attention import CAUSAL, Attention, Pointwise
 from ropewalk.core.encoding import table_dtype
@@ -232,13 +233,8 @@ def _merged(p: Attention, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: T
             own = here if bias is None else bias.masked_fill(~here, -torch.inf)
             own = own.expand(-1, -1, q.shape[2], k.shape[2])
             parts.append(_with_lse(bq, bk, v, False, own, p.logit_scale))
-    lses = [lse for _, lse in parts]
-    if p.sinks is not None:
-        lses.append(p.sinks[None, :, None].to(lses[0].dtype).expand_as(lses[0]))
-    total = torch.stack(lses).logsumexp(0)
-    shift = total.masked_fill(total == -torch.inf, 0.0)
-    out = sum(out.to(lse.dtype) * (lse - shift).exp()[..., None] for out, lse in parts)
-    return Result(cast("Tensor", out).to(q.dtype)[..., : p.v.shape[-1]], lse=total)
+    out, total = merge(parts, p.sinks)
+    return Result(out.to(q.dtype)[..., : p.v.shape[-1]], lse=total)
 
 
 def _swap(folded: Tensor, own: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ class KVCache:
                 raise ConfigError(f"encoding {i} of the cache is a {type(encoding).__name__}, not an Encoding")
             if (why := encoding.why_not_cached()) is not None:
                 raise CannotCache(f"{type(encoding).__name__} cannot be decoded with a cache: {why}")
-            if encoding.stores == "raw" and _overrides(encoding, "settle"):
+            if encoding.stores == "raw" and overrides(encoding, "settle"):
                 raise CannotCompose(
                     f"layer {i} needs raw keys at every step, and one of its encodings stores keys that it has moved on"
                 )
@@ -325,7 +325,7 @@ class KVCache:
             self.restore(Snapshot(None, tuple(((), None) for _ in self._layers)))
             return
         for i, layer in enumerate(self._layers):
-            if _overrides(layer.encoding, "settle"):
+            if overrides(layer.encoding, "settle"):
                 raise CannotCrop(
                     f"layer {i} ({type(layer.encoding).__name__}) moved the kept keys on when later tokens came"
                 )
@@ -427,7 +427,7 @@ def _resplit(encoding: Encoding, problems: list[Attention]) -> Problem:
     return made
 
 
-def _overrides(encoding: Encoding, hook: str) -> bool:
+def overrides(encoding: Encoding, hook: str) -> bool:
     """Whether an encoding that is no combinator implements a hook."""
     return any(
         isinstance(e, Encoding) and not e.combines and getattr(type(e), hook) is not getattr(Encoding, hook)

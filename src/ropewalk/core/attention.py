@@ -186,8 +186,11 @@ class Attention:
         window: a query sees the keys at distance 0 ... window - 1 in the order of the sequence.
         softcap: the scaled scores become ``softcap * tanh(score / softcap)``.
         sinks: (H,) logits of an extra key without value, one a head.
+        heads: (first, total) where this process holds only some of a layer's query heads, those from ``first`` on: slopes
+            and parameters of an encoding made for ``total`` heads follow. Left out: these are all.
+        kv_total: key heads of that layer; left out: in proportion where each query head has its own.
 
-    Everything below ``sinks`` belongs to encodings.
+    Everything below ``kv_total`` belongs to encodings.
     """
 
     q: Tensor
@@ -203,9 +206,10 @@ class Attention:
     softcap: float | None = field(default=None, kw_only=True)
     sinks: Tensor | None = field(default=None, kw_only=True)
 
+    heads: tuple[int, int] = field(default=(0, 0), kw_only=True)
+    kv_total: int = field(default=0, kw_only=True)
+
     head_dim: int = field(default=0, kw_only=True)
-    heads: tuple[int, int] = field(default=(0, 0), kw_only=True)  # (first, total) of these query heads
-    kv_total: int = field(default=0, kw_only=True)  # key heads of the layer that `heads` counts
     own_scale: float | None = field(default=None, kw_only=True)  # fixed by an encoding
     at: Chain = field(default=(), kw_only=True)
     scope: str = field(default="", kw_only=True)
@@ -222,8 +226,9 @@ class Attention:
         if self.head_dim == 0:  # a user's problem; rewrites keep what was checked
             _check(self)
             object.__setattr__(self, "head_dim", self.q.shape[-1])
-            object.__setattr__(self, "heads", (0, self.q.shape[1]))
-            object.__setattr__(self, "kv_total", self.k.shape[1])
+            heads, kv_total = _whole_layer(self)
+            object.__setattr__(self, "heads", heads)
+            object.__setattr__(self, "kv_total", kv_total)
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
@@ -483,7 +488,7 @@ class Attention:
         if isinstance(ref, Feature):
             value = (self.qf if side == "q" else self.kf)[ref.name]
         elif isinstance(ref, Order):
-            index = self.where.index() if side == "q" else torch.arange(self.k.shape[2], device=self.k.device)[None]
+            index = self.where.index() if side == "q" else self.where.key_index()
             return index[:, None, :, None]
         else:
             tokens = self.where.query if side == "q" else self.where.key
@@ -656,6 +661,33 @@ def _check(p: Attention) -> None:
         raise ConfigError(f"softcap is positive; got {p.softcap!r}")
     if p.sinks is not None and tuple(p.sinks.shape) != (h,):
         raise ShapeError(f"sinks has shape {tuple(p.sinks.shape)}; expected one logit for each of the {h} heads")
+
+
+def _whole_layer(p: Attention) -> tuple[tuple[int, int], int]:
+    """Return which query heads of how many a user's problem holds, and the key heads of their layer."""
+    h, hk = p.q.shape[1], p.k.shape[1]
+    if p.heads == (0, 0) and p.kv_total in (0, hk):
+        return (0, h), hk
+    first, total = p.heads
+    if not 0 <= first <= first + h <= total:
+        raise ShapeError(
+            f"heads={p.heads} and q has {h} of them; give (first, total), the number of q's first head in the layer and how "
+            f"many query heads the layer has, with first + {h} <= total"
+        )
+    kv = p.kv_total if p.kv_total or h != hk else total
+    if kv < hk or total % kv:
+        raise ShapeError(
+            f"kv_total={p.kv_total}, and k has {hk} heads for {h} of the {total} query heads; give the number of key heads of "
+            "the whole layer, which divides that of its query heads"
+        )
+    group, own = total // kv, h // hk
+    if any((first + i) // group != (first + i // own * own) // group for i in range(h)):
+        raise ShapeError(
+            f"query heads {first} to {first + h - 1} of {total} with {hk} key heads: a layer of {kv} key heads gives "
+            f"{group} query heads one key head, and here heads of two groups share one; give each process whole groups, or heads "
+            "of one group"
+        )
+    return (first, total), kv
 
 
 def check_positions(p: Attention, positions: Positions) -> None:

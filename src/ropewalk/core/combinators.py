@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ropewalk.core.attention import Attention, Parts, Problem, leaves
 from ropewalk.core.encoding import Encoding, State, move, observe, rewrite, settle
-from ropewalk.core.errors import CannotCompose, CannotEdit, ConfigError, ShapeError
+from ropewalk.core.errors import CannotCompose, CannotEdit, CannotSplit, ConfigError, ShapeError
 from ropewalk.core.positions import Chain, Positions, Tokens
 
 
@@ -260,6 +260,11 @@ class PerHead(Encoding):
             raise CannotCompose(
                 "PerHead deals out the heads of a layer, and they were dealt out already; combine encodings head by head: "
                 "PerHead([Sequential(a, b), ...])"
+            )
+        if problem.num_heads != problem.heads[1]:
+            raise CannotSplit(
+                f"PerHead deals out the {problem.heads[1]} heads of a layer, and this problem holds {problem.num_heads} of them; "
+                "give each process the encodings of its own heads, and leave heads= out of the problem"
             )
         start, items = 0, []
         for size in self._sizes(problem.num_heads):

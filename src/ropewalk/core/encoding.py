@@ -98,6 +98,16 @@ class Encoding(nn.Module):
         children = [c for c in self.children() if isinstance(c, Encoding)]
         return next((why for c in children if (why := c.why_not_cached()) is not None), None)
 
+    def why_not_split(self) -> str | None:
+        """Say why tokens dealt out to several processes could not be encoded apart; None where they can.
+
+        What a cache asks of a token is what a split asks of it, so the reasons are the same unless an encoding says otherwise.
+        """
+        if not self.combines:
+            return self.why_not_cached()
+        children = [c for c in self.children() if isinstance(c, Encoding)]
+        return next((why for c in children if (why := c.why_not_split()) is not None), None)
+
     # ---- for users --------------------------------------------------------------------------------------------
 
     def forward(self, problem: Problem) -> Problem:

@@ -50,6 +50,10 @@ class CannotEdit(Refusal):
     """What is cached of a token depends on more than its coordinate, so it cannot be moved elsewhere."""
 
 
+class CannotSplit(Refusal):
+    """A process that holds some tokens or some heads cannot do its part without the others."""
+
+
 class CannotCompose(Refusal):
     """Two encodings (or an encoding and a combinator) whose combination has no meaning."""
 

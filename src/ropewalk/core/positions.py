@@ -25,6 +25,9 @@ EXACT = 2**53  # float64 holds every integer up to here
 CARRIED = ("document", "block")
 """Columns in which tokens that follow are like the last real one: of the same document, after the same block."""
 
+ORDER = "order"
+"""Column of keys that are a stretch of a sequence: the index of each in the whole, rising. Causality goes by it."""
+
 _ALLOWED = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float64, torch.float32)
 HELD = ("segment",)
 """Columns in which a token that follows is like the last real one before it, unless its positions say otherwise."""
@@ -467,7 +470,15 @@ class Positions:
         if self.order is not None:
             return self.order
         q, k = self.query.length, self.key.length
+        if ORDER in self.key.columns:
+            return self.key.columns[ORDER][:, k - q :]
         return torch.arange(k - q, k, device=self.device)[None]
+
+    def key_index(self) -> Tensor:
+        """(b, K) index of each key: counted from 0, unless the keys are a stretch of a sequence and say where it lies."""
+        if ORDER in self.key.columns:
+            return self.key.columns[ORDER]
+        return torch.arange(self.key.length, device=self.device)[None]
 
     def memo(self, key: Callable[[], Hashable], make: Callable[[], T]) -> T:
         """Memo for what depends on both sides (masks); same rules as `Tokens.memo`."""

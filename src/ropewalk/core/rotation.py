@@ -1,16 +1,21 @@
 """R(φ)(a, b) = (a cos φ − b sin φ, a sin φ + b cos φ): the one place where pairs of channels are turned.
 
-`tables` makes cos and sin from angles, `rotate` turns by them. There are two ways to turn:
+`tables` makes cos and sin from angles, `rotate` turns by them. There are three ways to turn:
 
 - `_plain`, four products and two sums, for everything that looks at the operations: `torch.compile` and export (which
   fuse them), `torch.func`, forward-mode differentiation, tables that learn, and devices not tried.
 - `_eager` for the rest. Eager PyTorch pays for each pass over memory and for each call, so it does complex arithmetic
   where pairs are neighbours, works in blocks that stay in the cache, and widens bf16 and fp16 one block at a time.
+- in its place on CUDA devices one Triton kernel (`rotation_triton`), where Triton is installed and works.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import warnings
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -99,6 +104,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, *, inverse: bo
     _check(x, cos, sin, pairing)
     if _must_be_plain(x, cos, sin):
         return _plain(x, cos, sin, pairing, inverse)
+    if x.is_cuda and x.ndim <= 4:
+        kernel = _kernel(x.device)
+        if kernel is not None:
+            return kernel.rotate(x, cos, sin, pairing, inverse=inverse)
     if x.requires_grad and torch.is_grad_enabled():
         return _Rotate.apply(x, cos, sin, pairing, inverse)
     return _eager(x, cos, sin, pairing, inverse)
@@ -150,6 +159,29 @@ def _must_be_plain(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
         or (type(x) is not Tensor and type(x) is not torch.nn.Parameter)  # fake, distributed: may have no storage
         or not (x.is_cpu or x.is_cuda)
     )
+
+
+@functools.cache
+def _kernel(device: torch.device) -> ModuleType | None:
+    """Return `rotation_triton` where Triton can be imported and runs on the device; asked once for each."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    try:
+        from ropewalk.core import rotation_triton
+
+        one = torch.ones(1, 2, device=device)
+        rotation_triton.rotate(one, one[:, :1], one[:, :1], "half")
+    except (
+        Exception
+    ) as error:  # no C compiler, an old device, a Triton of another torch: whatever it is, there is a way without
+        warnings.warn(
+            f"Triton is installed and does not run on {device} ({type(error).__name__}: {error}); rotations are done by "
+            "PyTorch's own operations, which are right and slower. It needs a C compiler and the version of Triton that came "
+            "with torch",
+            stacklevel=3,
+        )
+        return None
+    return rotation_triton
 
 
 def _plain(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool) -> Tensor:

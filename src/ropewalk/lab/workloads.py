@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ropewalk.catalog import normalise
 from ropewalk.catalog.expression import parse, read_call, read_value
 from ropewalk.coordinates.segments import segment_positions
 from ropewalk.core.errors import ConfigError
@@ -28,6 +30,9 @@ from ropewalk.lab.tasks.needle import Needle
 from ropewalk.lab.tasks.score import score
 from ropewalk.lab.tasks.task import Task
 from ropewalk.lab.tasks.video_needle import VideoNeedle
+
+OWN: dict[str, str] = {"panorama": "ropewalk.lab.panoramas:Panoramas"}
+"""Workloads that are no questions with one answer, by the name of their task."""
 
 ROWS = 16  # sequences that are measured at once, at the trained length
 
@@ -64,7 +69,12 @@ class Workload(ABC):
     @property
     def domains(self) -> tuple[str, ...]:
         """Return the domains whose encodings can work on it; a clip is a grid with time for its first axis."""
-        return tuple(dict.fromkeys(("sequence", self.domain, *(("grid",) if self.domain == "clip" else ()))))
+        more = ("grid",) if self.domain == "clip" else ()
+        return tuple(dict.fromkeys(("sequence", self.domain, *more, *self.views())))
+
+    def views(self) -> Mapping[str, Callable[[Batch], Batch]]:
+        """Return further domains, and how its tokens are placed for their encodings."""
+        return {}
 
     @abstractmethod
     def batch(self, step: int, size: int, seed: int) -> Batch:
@@ -212,6 +222,9 @@ class Generated(Workload):
             "examples": [task.show(batch, row) for row in range(len(batch.tokens))],
         }
 
+    def views(self) -> Mapping[str, Callable[[Batch], Batch]]:
+        return self.task.views()
+
     def _scored(self, size: int, count: int, seed: int) -> Batch:
         return self.task.eval_batch(size, count, seed, bidirectional=self.encoder)
 
@@ -294,10 +307,11 @@ class Seen(Workload):
     Args:
         workload: what it is otherwise.
         view: places the tokens of a batch.
+        domain: in which it places them.
     """
 
-    def __init__(self, workload: Workload, view: Callable[[Batch], Batch]) -> None:
-        self.workload, self.view, self.name = workload, view, workload.name
+    def __init__(self, workload: Workload, view: Callable[[Batch], Batch], domain: str = "sequence") -> None:
+        self.workload, self.view, self.name, self.domain = workload, view, workload.name, domain
         self.vocab_size, self.num_classes = workload.vocab_size, workload.num_classes
         self.train_length, self.lengths, self.max_position = (
             workload.train_length,
@@ -324,14 +338,18 @@ class Seen(Workload):
 def seen_by(workload: Workload, encodings: Sequence[str]) -> Workload:
     """Return what models with these encodings work on.
 
-    Where no encoding knows the places of a task, tokens are counted in the order in which they stand. In text, encodings of
-    segments see its lines.
+    Where no encoding knows the places of a task, in its own domain or in another that it can be placed in, tokens are counted in
+    the order in which they stand. In text, encodings of segments see its lines.
     """
     domains = {record.traits.domain for name in encodings for record in parse(name).records()}
     if "segments" in domains and isinstance(workload, Text):
         return Seen(workload, partial(in_lines, closing=workload.line_ends()))
-    if workload.domain == "sequence" or domains & ({*workload.domains} - {"sequence"}):
+    views = workload.views()
+    if workload.domain == "sequence" or domains & ({*workload.domains} - {"sequence", *views}):
         return workload
+    for domain in views:
+        if domain in domains:
+            return Seen(workload, views[domain], domain)
     return Seen(workload, Batch.in_order)
 
 
@@ -353,7 +371,7 @@ def resolved(settings: Settings) -> Settings:
         return replace(
             settings, train_length=length, eval_lengths=settings.eval_lengths or (length, 2 * length, 4 * length)
         )
-    task = make_task(settings.task)
+    task = _own(settings.task) or make_task(settings.task)
     return replace(
         settings,
         train_length=settings.train_length or task.train_size,
@@ -366,8 +384,10 @@ def make_workload(settings: Settings, corpus: Corpus | None) -> Workload:
     settings = resolved(settings)
     assert settings.train_length is not None
     if settings.task != "text":
-        task = make_task(settings.task)
-        return Generated(task, settings.train_length, settings.eval_lengths, settings.windows, settings.encoder)
+        asked = (settings.train_length, settings.eval_lengths, settings.windows, settings.encoder)
+        if (own := _own(settings.task)) is not None:
+            return own(*asked, **_options(settings.task)[1])
+        return Generated(make_task(settings.task), *asked)
     assert corpus is not None
     kind = Classes if settings.encoder else Text
     return kind(corpus, settings.train_length, settings.eval_lengths, settings.windows)
@@ -375,6 +395,21 @@ def make_workload(settings: Settings, corpus: Corpus | None) -> Workload:
 
 def make_task(text: str) -> Task:
     """Make a task by name, with options in brackets: ``"needle(depth=0.5)"``."""
+    name, options = _options(text)
+    return named_task(name, **options)
+
+
+def _own(text: str) -> Any:
+    """Return the class of a workload of its own, or None."""
+    path = OWN.get(normalise(_options(text)[0]))
+    if path is None:
+        return None
+    module, _, attribute = path.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _options(text: str) -> tuple[str, dict[str, Any]]:
+    """Read a name and options in brackets."""
     try:
         name, positional, options = read_call(text)
     except ConfigError as problem:
@@ -383,7 +418,7 @@ def make_task(text: str) -> Task:
         ) from None
     if positional:
         raise ConfigError(f"the task {text!r}: give its options by name, as in needle(depth=0.5)")
-    return named_task(name, **{key: read_value(value) for key, value in options.items()})
+    return name, {key: read_value(value) for key, value in options.items()}
 
 
 def _windows(tokens: Tensor, rows: int) -> Iterator[Batch]:

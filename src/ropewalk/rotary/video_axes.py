@@ -49,3 +49,6 @@ class VideoAxesRoPE(MultiAxisRoPE):
 
     def why_not_cached(self) -> str | None:
         return "all tokens see each other and the video changes at each step of denoising, so no key stays what it was"
+
+    def why_not_split(self) -> str | None:
+        return None  # within one step a key is what its own coordinates say

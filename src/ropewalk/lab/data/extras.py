@@ -8,8 +8,14 @@ from typing import Any
 from ropewalk.core.errors import ConfigError
 
 
-def need(module: str, purpose: str) -> Any:
+def need(module: str, purpose: str, *, extra: str = "lab", package: str | None = None) -> Any:
     """Import a module of an optional package.
+
+    Args:
+        module: with dots.
+        purpose: what needs it, as a message begins.
+        extra: of ropewalk that brings the package.
+        package: its name on the index, where that is not the module's.
 
     Raises:
         ConfigError: it is not installed; the message names the extra that brings it.
@@ -17,8 +23,8 @@ def need(module: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as problem:
-        package = module.partition(".")[0]
+        package = package or module.partition(".")[0]
         raise ConfigError(
             f"{purpose} needs the package {package}, which cannot be imported ({problem}); "
-            "install it with: pip install 'ropewalk[lab]'"
+            f"install it with: pip install 'ropewalk[{extra}]'"
         ) from problem

@@ -54,6 +54,7 @@ _NAMES = (
     "slow_planes",
     "massive_values",
     "pape",
+    "spherope",
     "harope",
     "gta",
     "mrope",
@@ -67,6 +68,12 @@ _NAMES = (
     "mousi",
     "modality_rope",
     "st_rope",
+    "drope_directional",
+    "time_speaker_rope",
+    "wavelength_rope",
+    "position_forest",
+    "hrope_paragraph",
+    "position_coupling",
 )
 
 EXPERIMENTS: dict[str, str] = {

@@ -52,6 +52,7 @@ TASKS: dict[str, str] = {
 PLACED: dict[str, str] = {
     "marked_cell": "ropewalk.lab.tasks.marked_cell:MarkedCell",
     "views": "ropewalk.lab.tasks.views:Views",
+    "images": "ropewalk.lab.tasks.images:Images",
     "video_needle": "ropewalk.lab.tasks.video_needle:VideoNeedle",
     "picture_question": "ropewalk.lab.tasks.picture_question:PictureQuestion",
     "picture_edit": "ropewalk.lab.tasks.picture_edit:PictureEdit",

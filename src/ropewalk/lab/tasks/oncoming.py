@@ -2,8 +2,8 @@
 
     a@2  b@5  c@7  me@1 ? → b      (of 8 directions; b looks the other way)
 
-What counts is how one looks against the other alone. Training always asks for someone who looks along 0; scoring turns everybody,
-which changes nothing for who thinks in differences.
+What counts is how one looks against the other alone. Training asks for someone who looks along 0, or along a few directions;
+scoring turns everybody, which changes nothing for who thinks in differences.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Oncoming(Placed):
     Args:
         agents: number of different names.
         directions: number of them, all around, even; it limits the size.
-        turned: scoring turns everybody by a random angle; training never does.
+        turned: scoring turns everybody by a random angle.
+        looks: along how many directions, from 0 on, one looks in training. With one, the words of the tokens tell the answer.
     """
 
     name = "oncoming"
@@ -44,14 +45,16 @@ class Oncoming(Placed):
     encoder_ready = True
     domain = "headings"
 
-    def __init__(self, agents: int = 6, directions: int = 8, turned: bool = True) -> None:
+    def __init__(self, agents: int = 6, directions: int = 8, turned: bool = True, looks: int = 1) -> None:
         if not isinstance(turned, bool):
             raise ConfigError(f"turned is True or False; got {turned!r}")
-        check_positive(agents=agents, directions=directions)
+        check_positive(agents=agents, directions=directions, looks=looks)
         if directions % 2:
             raise ConfigError(f"directions is even, since each has an opposite one; got {directions}")
+        if looks > directions:
+            raise ConfigError(f"looks counts some of the {directions} directions; got {looks}")
         named = letters(agents)
-        self.agents, self.directions, self.turned = agents, directions, turned
+        self.agents, self.directions, self.turned, self.looks = agents, directions, turned, looks
         self.largest = min(agents, directions)
         self.symbols = (
             "|",
@@ -64,9 +67,7 @@ class Oncoming(Placed):
         self.agent = self.me + directions
 
     def draw(self, generator: Generator, size: int, count: int, *, test: bool) -> Examples:
-        mine = torch.zeros(count, 1, dtype=torch.long)
-        if test and self.turned:
-            mine = uniform(generator, self.directions, count, 1)
+        mine = uniform(generator, self.directions if test and self.turned else self.looks, count, 1)
         name = distinct(generator, count, self.agents, size)
         # Everybody looks somewhere else, and one of them against me.
         others = distinct(generator, count, self.directions - 1, size)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -88,6 +88,10 @@ class Task(ABC):
     @abstractmethod
     def space(self, size: int) -> int:
         """Number of different examples of a size, or a number that is not above it."""
+
+    def views(self) -> Mapping[str, Callable[[Batch], Batch]]:
+        """Domains beside its own whose encodings can work on it, and how its tokens are placed for them."""
+        return {}
 
     # ---- what follows ---------------------------------------------------------------------------------------
 
