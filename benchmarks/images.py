@@ -44,7 +44,7 @@ from ropewalk.lab.files import write_json  # noqa: E402
 from ropewalk.lab.local import LocalRunner  # noqa: E402
 from ropewalk.lab.measured import Results  # noqa: E402
 from ropewalk.lab.model import seed_of  # noqa: E402
-from ropewalk.lab.progress import Bars  # noqa: E402
+from ropewalk.lab.progress import Bars, Several  # noqa: E402
 from ropewalk.lab.settings import Settings  # noqa: E402
 from ropewalk.lab.tasks.pictures import pictures  # noqa: E402
 from ropewalk.lab.tasks.task import stream  # noqa: E402
@@ -147,8 +147,10 @@ def settings(part: Part, seeds: int) -> Settings:
 def compared(part: Part, args: argparse.Namespace) -> Numbers:
     """Run the comparison, or what is left of it."""
     asked, folder = settings(part, args.seeds), args.out / f"compare-{args.seeds}"
-    with Bars() as watcher:
-        compare(asked, folder, runner=LocalRunner(folder, asked, at_once=args.jobs), watcher=watcher)
+    with Several([Bars()]) as watcher:
+        done = compare(asked, folder, runner=LocalRunner(folder, asked, at_once=args.jobs), watcher=watcher)
+    if done.failed:
+        raise SystemExit(f"{', '.join(done.failed)} failed: {'; '.join(done.failed.values())}")
     results = Results.read(folder)
     return {
         label: {size: [float(r["exact"]) for r in results.scores(name, size)] for size in SIZES}
@@ -328,13 +330,14 @@ def cell(values: Sequence[float]) -> str:
     return f"{sum(percent) / len(percent):.0f} ({min(percent):.0f}–{max(percent):.0f})"
 
 
-def write(text: str, found: dict[str, Numbers]) -> None:
-    """Put the tables into the page, and the picture beside it."""
-    file = ROOT / "docs" / "images.md"
+def write(text: str, found: dict[str, Numbers], docs: Path = ROOT / "docs") -> None:
+    """Put the picture and the tables into the page."""
+    draw(found, docs / "images" / "resolution.svg")
+    shown = f"![Named right against cells or patches a side, for each encoding](images/resolution.svg)\n\n{text}"
+    file = docs / "images.md"
     head, _, rest = file.read_text(encoding="utf-8").partition("<!-- table -->\n")
     _, _, tail = rest.partition("<!-- end of table -->")
-    file.write_text(f"{head}<!-- table -->\n{text}\n<!-- end of table -->{tail}", encoding="utf-8")
-    draw(found, ROOT / "docs" / "images" / "resolution.svg")
+    file.write_text(f"{head}<!-- table -->\n{shown}\n<!-- end of table -->{tail}", encoding="utf-8")
 
 
 def draw(found: dict[str, Numbers], file: Path) -> None:
