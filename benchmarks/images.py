@@ -53,6 +53,7 @@ TRAINED, SIZES = 8, (6, 8, 12, 16)
 PATCH = 1  # pixel: in a patch of 2 × 2 most of the direction of a bar can be seen, wherever it is
 SHAPE: dict[str, Any] = {"embed_dim": 48, "depth": 2, "num_heads": 2}
 BATCH, TESTED = 32, 512
+START = 0.02  # how large embeddings are at first, of pixels and of places alike
 
 Numbers = dict[str, dict[int, list[float]]]
 """Shares of pictures that were named right: by encoding, patches a side, seed."""
@@ -229,7 +230,7 @@ def measure(trial: Trial) -> tuple[dict[int, float], list[float]]:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if step % 50 == 49:
+        if (step + 1) % 50 == 0 or step + 1 == part.steps:
             losses.append(loss.item())
     model.eval()
     return {size: named(model, part.data, size) for size in SIZES}, losses
@@ -266,7 +267,7 @@ class VisionTransformerAt(nn.Module):
             for name, parameter in self.vit.named_parameters():
                 if parameter.ndim > 1:  # the same start for every encoding, whatever was drawn before
                     generator = torch.Generator().manual_seed(seed_of(seed, name))
-                    std = 0.02 if "embed" in name or "token" in name else parameter[0].numel() ** -0.5
+                    std = START if "embed" in name or "token" in name else parameter[0].numel() ** -0.5
                     parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))
         if self.how not in (LEARNED, SINES):
             rt.apply(self.vit, self.how)
@@ -280,7 +281,7 @@ class VisionTransformerAt(nn.Module):
 
     def sines(self, size: int) -> nn.Parameter:
         """Return sines of row and column, half of the channels each, and nothing for the class token."""
-        table = build_sincos2d_pos_embed([size, size], SHAPE["embed_dim"], temperature=100.0)
+        table = 2**0.5 * START * build_sincos2d_pos_embed([size, size], SHAPE["embed_dim"], temperature=100.0)
         return nn.Parameter(torch.cat([torch.zeros_like(table[:1]), table])[None], requires_grad=False)
 
 
