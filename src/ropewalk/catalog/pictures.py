@@ -28,6 +28,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32, "num_heads": 4, "pass_rest": True},
         needs=("grid",),
         sheet=34,
+        evidence="evidence/gridpe.json",
     ),
     Record(
         slug="mixed_rope",
@@ -50,6 +51,7 @@ RECORDS: tuple[Record, ...] = (
         factory="ropewalk.rotary.mixed_rope:MixedRoPE",
         defaults={"head_dim": 32, "num_heads": 4},
         needs=("grid",),
+        evidence="evidence/mixed_rope.json",
     ),
     Record(
         slug="position_interpolated_rope",
@@ -75,6 +77,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("layout",),
         sheet=55,
+        evidence="evidence/position_interpolated_rope.json",
     ),
     Record(
         slug="spherope",

@@ -74,6 +74,9 @@ _NAMES = (
     "position_forest",
     "hrope_paragraph",
     "position_coupling",
+    "gridpe",
+    "mixed_rope",
+    "position_interpolated_rope",
 )
 
 EXPERIMENTS: dict[str, str] = {

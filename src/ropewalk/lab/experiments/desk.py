@@ -50,6 +50,18 @@ VIDEO: dict[str, Any] = {
     "tokens": 350_000,
     "train_length": 4,
 }
+# Shapes to be named at resolutions that training never had: cells a side, of a task whose bars are learned in half a minute.
+RESOLUTIONS: dict[str, Any] = {
+    "task": "images(colours=1)",
+    "encoder": True,
+    "train_length": 8,
+    "eval_lengths": (8, 12, 16),
+    "shape": SHAPE,
+    "tokens": 1_100_000,
+    "batch_size": 32,
+    "lr": 6e-3,
+    "windows": 256,
+}
 FULL_PICTURES: dict[str, Any] = {
     "tokens": 10_000_000,
     "seeds": 5,
