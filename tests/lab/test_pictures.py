@@ -85,6 +85,20 @@ def test_the_needle_is_in_one_tile_and_the_thumbnail_shows_every_second_cell(siz
     assert (counted == 8 + size + 2).all()  # an image takes as many positions as its thumbnail
 
 
+@pytest.mark.parametrize("size", [1, 7])
+def test_without_a_distractor_there_is_one_key_with_one_value(size):
+    made = task("tiles_needle", rows=4, columns=2, distractor=False)
+    batch = made.eval_batch(size, 64, seed=0)
+    shown = batch.tokens[:, 1:33].view(64, 4, 4, 2)
+    keys = (shown >= made.key) & (shown < made.word)
+    values = (shown >= made.value) & (shown < made.key)
+    assert (keys.flatten(1).sum(1) == 1).all() and (values.flatten(1).sum(1) == 1).all()
+    assert torch.equal(keys[:, :, :-1], values[:, :, 1:])  # the value stands below, in the same tile
+    assert torch.equal(shown[keys], batch.tokens[:, -1]) and torch.equal(shown[values], batch.targets[:, -1])
+    assert keys.any(3).any(2).any(0).all()  # every tile has it in some picture
+    assert batch.targets[:, -1:].tolist() == [made.solve(tokens.tolist()) for tokens in batch.tokens]
+
+
 @pytest.mark.parametrize("size", [2, 3, 9])
 def test_a_cell_walks_round_the_edges(size):
     made = task("motion", rows=3, columns=5)
@@ -97,6 +111,20 @@ def test_a_cell_walks_round_the_edges(size):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("size", [2, 3, 6])
+def test_what_follows_at_the_place_of_the_marked_cell(size):
+    made = task("motion", rows=2, columns=3, question="next")
+    batch = made.eval_batch(size, 200, seed=0)
+    clips = batch.tokens[:, 1:-1].view(200, size, 6)
+    row, frame, cell = (clips == made.symbols.index("#")).nonzero().T
+    assert torch.equal(row, torch.arange(200))  # one mark a clip
+    assert (frame < size - 1).all() and set(frame.tolist()) == set(range(size - 1))
+    assert set(cell.tolist()) == set(range(6))
+    assert torch.equal(clips[row, frame + 1, cell], batch.targets[:, -1])
+    assert batch.targets[:, -1:].tolist() == [made.solve(tokens.tolist()) for tokens in batch.tokens]
+    assert len(set(batch.targets[:, -1].tolist())) == made.colours
+
+
 @pytest.mark.parametrize(
     ("name", "options", "size", "message"),
     [
@@ -106,7 +134,10 @@ def test_a_cell_walks_round_the_edges(size):
         ("picture_question", {}, 10, "rows from 2 to 9"),
         ("picture_edit", {}, 1, "rows from 2"),
         ("tiles_needle", {"rows": 3}, 2, "even numbers; got 3 x 2"),
+        ("tiles_needle", {"distractor": 0}, 2, "True or False; got 0"),
         ("motion", {"rows": 0}, 2, "rows"),
+        ("motion", {"question": "nxt"}, 2, "did you mean 'next'"),
+        ("motion", {"question": "next"}, 1, "frames from 2"),
     ],
 )
 def test_options_that_cannot_be(name, options, size, message):
