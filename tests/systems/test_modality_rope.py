@@ -8,11 +8,12 @@ import math
 import pytest
 import torch
 from frames import axes_first
-from reference import attend, close, golden, problem, triangle
+from reference import attend, close, differ, golden, problem, random, triangle
 
 import ropewalk as rw
 from ropewalk.backends import dense
-from ropewalk.core.errors import CannotCache, ConfigError, NotCausal
+from ropewalk.core.errors import CannotCache, ConfigError, NeedsColumn, NotCausal, ShapeError
+from ropewalk.lab.dual_stream import DualStreamLayer, generated_tokens
 from ropewalk.rotary.modality_rope import MODALITIES, ModalityIds, Segment, latent_table, prose
 from ropewalk.rotary.mrope import MRoPEIds
 
@@ -161,6 +162,123 @@ def test_a_sinusoid_for_latents():
     close(row, torch.tensor(want, dtype=torch.float64))
 
 
+def test_bands_and_ties_can_be_chosen():
+    where, at = rw.layout(EDIT), spans(EDIT)
+    base, usual = (axes_first(where, s)[:, 0] for s in (MRoPEIds(tokens_per_second=2.0), ModalityIds()))
+    made = rw.ModalityRoPE(8, (1, 2, 1), offsets={"ref_vit": 50, "ref_source": 70.5}, tied=False)
+    moved = axes_first(where, made.scheme)[:, 0]
+    for name, band in (("vit", 50), ("source", 70.5)):
+        part = slice(*at[name])
+        assert torch.equal(moved[0, part], base[0, part] - base[0, part][0] + band)
+        assert torch.equal(moved[1:, part], base[1:, part])
+    for name in ("prompt", "image", "text", "noise", "more"):  # without a band, and without a tie
+        assert torch.equal(moved[:, slice(*at[name])], base[:, slice(*at[name])])
+    tied = axes_first(where, rw.ModalityRoPE(8, (1, 2, 1), offsets={}).scheme)[:, 0]
+    noise = slice(*at["noise"])
+    assert torch.equal(tied[:, noise], usual[:, noise])
+    rest = torch.arange(where.query.length) < noise.start
+    assert torch.equal(tied[:, rest], base[:, rest])
+
+
+def test_a_target_is_denoised_again_and_again_behind_context_that_is_cached():
+    """Each step gives the noise segment anew, at its fixed places; the context is computed once."""
+    made = rw.ModalityRoPE(8, (1, 2, 1), base=50.0)
+    blocks = EDIT[:-1]
+    where, (start, stop) = rw.layout([blocks]), spans(EDIT)["noise"]
+    cache, context = rw.KVCache(made), problem(b=1, s=stop, positions=where)
+    part = slice(0, start)
+    cache.extend(rw.Attention(*(t[:, :, part] for t in (context.q, context.k, context.v)), where.slice(0, start)))
+    kept, found = cache.snapshot(), []
+    for step in range(3):
+        noise = problem(b=1, s=stop - start, seed=10 * step + 1)
+        cache.restore(kept)
+        new = rw.Attention(noise.q, noise.k, noise.v, where.slice(start, stop))
+        found.append(rw.attend(cache.extend(new), "dense"))
+        q, k, v = (torch.cat([getattr(context, n)[:, :, part], getattr(noise, n)], 2) for n in ("q", "k", "v"))
+        close(found[-1], attend(made, rw.Attention(q, k, v, where))[:, :, start:])
+    differ(found[0], found[1])
+
+
+# ---- the layer of two streams ----------------------------------------------------------------------------------------
+
+
+def two_streams(**more):
+    torch.manual_seed(0)
+    made = DualStreamLayer(12, 2, rw.ModalityRoPE(6, (1, 1, 1), base=50.0), 1, inner=10, **more).double()
+    with torch.no_grad():
+        for p in made.parameters():
+            p.add_(0.3 * torch.randn_like(p))  # gains, too, are not all the same
+    return made
+
+
+def test_latents_are_generated_and_the_rest_is_understood():
+    at = spans(EDIT)
+    want = torch.zeros(rw.layout(EDIT).query.length, dtype=torch.bool)
+    for name in ("image", "source", "noise"):
+        want[at[name][0] + 1 : at[name][1] - 1] = True  # markers are text
+    assert torch.equal(generated_tokens(rw.layout([EDIT]).query)[0], want)
+    with pytest.raises(NeedsColumn, match=r"rw\.layout"):
+        generated_tokens(rw.Positions.arange(3).query)
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_two_streams_with_equal_weights_are_one(qk_norm):
+    """The layer in plain formulas, with the weights that both streams have."""
+    made = two_streams(qk_norm=qk_norm)
+    state = {n: p for n, p in made.state_dict().items() if ".understanding" in n}
+    made.load_state_dict({n: state[n.replace(".generation", ".understanding")] for n in made.state_dict()})
+    w = {n.replace(".understanding.", ".").removesuffix(".weight"): p for n, p in state.items()}
+    assert len(w) == (11 if qk_norm else 9)
+    where, x = rw.layout([EDIT]), random(1, rw.layout(EDIT).query.length, 12)
+
+    def normed(x, gain):
+        return gain * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    n = normed(x, w["norm"])
+    q, k, v = (torch.stack((n @ w[name].T).split(6, -1), 1) for name in "qkv")
+    if qk_norm:
+        q, k = normed(q, w["q_norm"]), normed(k, w["k_norm"])
+    seen = attend(made.encoding, rw.Attention(q, k, v, where))
+    h = x + torch.cat(seen.unbind(1), -1) @ w["out"].T
+    n = normed(h, w["norm_feed_forward"])
+    gate, up, down = (w[f"feed_forward.{name}"] for name in ("gate", "up", "down"))
+    close(made(x, where), h + (torch.nn.functional.silu(n @ gate.T) * (n @ up.T)) @ down.T)
+
+
+def test_a_stream_acts_on_its_own_tokens():
+    made, at = two_streams(), spans(EDIT)
+    where, x = rw.layout([EDIT]), random(1, rw.layout(EDIT).query.length, 12)
+    before, of = made(x, where), generated_tokens(where.query)[0]
+    with torch.no_grad():
+        made.feed_forward.generation.down.weight.mul_(2)
+    after = made(x, where)
+    assert torch.equal(after[:, ~of], before[:, ~of])  # what follows attention stays in its stream
+    differ(after[:, of], before[:, of])
+    with torch.no_grad():
+        made.v.generation.weight.mul_(2)
+    joint = made(x, where)
+    first = at["image"][0]
+    assert torch.equal(joint[:, :first], after[:, :first])  # nothing generated came before
+    differ(joint[:, slice(*at["text"])], after[:, slice(*at["text"])])  # attention is joint
+    text = rw.layout([[rw.Text(4), Segment("ref_vit", 1, 1, 2)]])
+    made(x[:, :8], text).sum().backward()
+    for name, p in made.named_parameters():
+        used = p.grad is not None and bool((p.grad != 0).any())
+        assert used == (".understanding" in name), name
+
+
+def test_two_streams_from_a_cache():
+    made = two_streams()
+    blocks, at = EDIT[:-1], spans(EDIT)
+    where = rw.layout([blocks, blocks])
+    x = random(2, where.query.length, 12)
+    cache, found = rw.KVCache(made.encoding), []
+    for a, b in at.values():
+        if a < x.shape[1]:
+            found.append(made(x[:, a:b], cache.step(where.slice(a, b)), cache[0].extend))
+    close(torch.cat(found, 1), made(x, where))
+
+
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +293,16 @@ def test_bad_input():
         prose("noise", 3)
     with pytest.raises(ConfigError, match="even number from 6"):
         latent_table(1, 2, 4)
+    with pytest.raises(ConfigError, match="Did you mean 'ref_vit'"):
+        rw.ModalityRoPE(8, offsets={"ref_vi": 5.0})
+    with pytest.raises(ConfigError, match="text is text and is not moved"):
+        rw.ModalityRoPE(8, offsets={"text": 5.0})
+    with pytest.raises(ConfigError, match="finite numbers; got nan"):
+        rw.ModalityRoPE(8, offsets={"ref_vit": math.nan})
+    with pytest.raises(ConfigError, match="2 query heads are shared out evenly over 3 key heads"):
+        DualStreamLayer(12, 2, rw.ModalityRoPE(6), 3)
+    with pytest.raises(ShapeError, match="1 rows of 5 tokens"):
+        two_streams()(random(1, 4, 12), rw.layout([[rw.Text(5)]]))
     where = rw.layout([[rw.Text(1), Segment("ref_vit", 1, 2, 3), rw.Text(1)]])
     made = rw.ModalityRoPE(8, (1, 2, 1))
     p = problem(b=1, s=10, positions=where)

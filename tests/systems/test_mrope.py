@@ -225,7 +225,7 @@ def test_stride():
 def test_sections_that_do_not_fit():
     with pytest.raises(ConfigError, match=r"sections \[2, 3, 4\] are 9 pairs together, and 16 channels have 8"):
         rw.MRoPE(16, (2, 3, 4))
-    with pytest.raises(ConfigError, match="every 3th of 8 pairs are 2"):
+    with pytest.raises(ConfigError, match="one pair in 3 of 8 makes 2, and axis 'h' asks for 3"):
         rw.MRoPEInterleaved(16, (2, 3, 3))
     with pytest.raises(ConfigError, match="at least 1"):
         rw.MRoPE(16, (8, 0, 0))

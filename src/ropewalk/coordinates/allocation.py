@@ -85,7 +85,7 @@ class Allocation:
         for axis in range(1, n):
             if n * sections[axis] > pairs:
                 raise ConfigError(
-                    f"sections {list(sections)}: every {n}th of {pairs} pairs are {pairs // n}, and axis {names[axis]!r} "
+                    f"sections {list(sections)}: one pair in {n} of {pairs} makes {pairs // n}, and axis {names[axis]!r} "
                     f"asks for {sections[axis]}"
                 )
             row[axis : n * sections[axis] : n] = [axis] * sections[axis]

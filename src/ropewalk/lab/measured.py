@@ -135,6 +135,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "definition": ("length", "metric"),
     "lm-eval": ("what", "metric"),
     "exact": ("size",),
+    "places": ("size", "side"),
     "seam": ("size",),
     "speed": ("what", "length"),
     "memory": ("what", "length"),

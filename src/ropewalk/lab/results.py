@@ -22,6 +22,8 @@ What the kinds add:
     lm-eval    what (the task), metric, value, error (None where there is none)
     exact      size (the task's own length), trained (whether training had this size), exact (fraction of answers right as
                a whole), token (fraction of answer tokens right), items: [0 or 1, ...] one an example
+    places     size, side (cells a side of the object asked for), right: rows of shares of right answers, one a place of its
+               upper left cell, count: answers at each
     seam       size, seam (`ropewalk.lab.panorama.seam_score`), inside: mean step between neighbouring columns, in levels
     speed      what ("train", "prefill" or "decode"), length, tokens_per_second (median), low, high (quartiles)
     memory     what ("saved for backward", "cache"), length, bytes

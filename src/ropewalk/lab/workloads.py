@@ -22,11 +22,13 @@ from ropewalk.lab.batch import IGNORE, Batch
 from ropewalk.lab.data import Corpus, read_corpus
 from ropewalk.lab.errors import TrialError
 from ropewalk.lab.place import Forward
+from ropewalk.lab.places import accuracy_by_place
 from ropewalk.lab.results import Record
 from ropewalk.lab.retrieval import DEPTHS, Retrieval
 from ropewalk.lab.settings import Settings
 from ropewalk.lab.tasks import task as named_task
 from ropewalk.lab.tasks.needle import Needle
+from ropewalk.lab.tasks.picture_question import PictureQuestion
 from ropewalk.lab.tasks.score import score
 from ropewalk.lab.tasks.task import Task
 from ropewalk.lab.tasks.video_needle import VideoNeedle
@@ -207,6 +209,8 @@ class Generated(Workload):
         made = [Measure(f"exact/{n}", partial(self._exact, size=n)) for n in self.sizes]
         if isinstance(self.task, (Needle, VideoNeedle)):
             made += [Measure(f"grid/{n}", partial(self._grid, size=n)) for n in self.sizes]
+        if isinstance(self.task, PictureQuestion) and self.task.question == "presence":
+            made += [Measure(f"places/{n}", partial(self._places, size=n)) for n in self.sizes]
         return made
 
     def describe(self) -> dict[str, Any]:
@@ -249,6 +253,16 @@ class Generated(Workload):
             right = torch.cat([score(forward(part).cpu(), part).exact for part in _parts(batch, ROWS)])
             found = {"metric": "accuracy", "value": float(right.double().mean()), "count": len(right)}
             records.append({"kind": "retrieval", "length": task.length(size), "depth": depth, **found})
+        return records
+
+    def _places(self, forward: Forward, size: int) -> list[Record]:
+        assert isinstance(self.task, PictureQuestion)
+        records: list[Record] = []
+        for side in range(1, min(self.task.largest_object, size) + 1):
+            found = accuracy_by_place(forward, self.task, size, side, bidirectional=self.encoder)
+            records.append(
+                {"kind": "places", "size": size, "side": side, "right": found.right.tolist(), "count": found.count}
+            )
         return records
 
 

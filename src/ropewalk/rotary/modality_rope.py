@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -67,6 +68,16 @@ def prose(kind: str, tokens: int) -> Text:
     return Text(tokens, _modality(kind))
 
 
+def _moved(kind: str, band: float) -> int:
+    """Return the number of a kind whose first t is to lie at ``band``."""
+    if _modality(kind) <= 0:
+        kinds = ", ".join(name for name, number in MODALITIES.items() if number > 0)
+        raise ConfigError(f"{kind} is text and is not moved; offsets are of {kinds}")
+    if not math.isfinite(band):
+        raise ConfigError(f"offsets are finite numbers; got {band!r} for {kind}")
+    return _modality(kind)
+
+
 def _modality(kind: str) -> int:
     if kind not in MODALITIES:
         raise ConfigError(f"kinds of tokens are {', '.join(MODALITIES)}; got {kind!r}.{suggest(kind, MODALITIES)}")
@@ -82,10 +93,12 @@ class ModalityIds(MRoPEIds):
 
     Args:
         offsets: (modality, where its first t comes to lie).
+        tied: whether noise takes the place of its source; without it noise stays where M-RoPE has it.
     """
 
     tokens_per_second: float | None = 2.0
     offsets: tuple[tuple[int, float], ...] = ((MODALITIES["ref_vit"], 1000.0), (MODALITIES["ref_image"], 2000.0))
+    tied: bool = True
 
     def at(self, cells: Cells) -> Tensor:
         table, modality = cells.table, cells["modality"]
@@ -102,7 +115,11 @@ class ModalityIds(MRoPEIds):
             shift = band - cells.take(cells.stands.gather(1, first))
             time = time + torch.where(moves & (modality == kind), shift, 0.0)[..., None]
         shifted = torch.cat([time, rest], -1)
+        return self._tied(cells, shifted, same, moves) if self.tied else shifted
 
+    def _tied(self, cells: Cells, shifted: Tensor, same: Tensor, moves: Tensor) -> Tensor:
+        """Put noise where its source is; ``same``: blocks of one document, ``moves``: tokens of documents with conditions."""
+        table, modality = cells.table, cells["modality"]
         tokens = torch.where(table.real, table["tokens"], 0.0)
         of_noise, of_source = (same & (table["modality"] == kind)[..., None, :] for kind in (NOISE, SOURCE))
         noise, source = ((mine * tokens[..., None, :]).sum(-1) for mine in (of_noise, of_source))
@@ -132,6 +149,8 @@ class ModalityRoPE(WholeBlocks):
         sections: pairs (s_t, s_h, s_w); None: the published proportion, (16, 24, 24) for 128 channels.
         base: of the frequencies.
         tokens_per_second: of frames that are a second apart unless the blocks say otherwise.
+        offsets: where the first t of a kind comes to lie, by kind; None: 1000 for ref_vit, 2000 for ref_image. {}: nowhere else.
+        tied: whether a target takes the place of its source.
         rotary_dim: channels that turn, the first ones; None: all.
         pairing: "half" as released.
         spectrum: other frequencies.
@@ -144,7 +163,7 @@ class ModalityRoPE(WholeBlocks):
 
     Source: Fengyi Fu, Mengqi Huang, Shaojin Wu, Yunsheng Jiang, Yufei Huo, Hao Li, Yinghang Song, Fei Ding, Jianzhu Guo, Qian
     He, Zheren Fu, Zhendong Mao, Yongdong Zhang. Lance: Unified Multimodal Modeling by Multi-Task Synergy. arXiv 2605.18678,
-    2026. The rule is that of its released code. Its two streams of weights are a model's matter and not here.
+    2026. The rule is that of its released code. Its two streams of weights are `ropewalk.lab.dual_stream.DualStreamLayer`.
     """
 
     why = "a visual segment sees all of itself"
@@ -156,20 +175,18 @@ class ModalityRoPE(WholeBlocks):
         base: float = 1e6,
         *,
         tokens_per_second: float = 2.0,
+        offsets: Mapping[str, float] | None = None,
+        tied: bool = True,
         rotary_dim: int | None = None,
         pairing: Pairing = "half",
         spectrum: Spectrum | None = None,
     ) -> None:
         pairs = rotary_pairs(head_dim, rotary_dim)
         sections = check_sections(share_out(pairs) if sections is None else sections, 3, pairs)
-        super().__init__(
-            head_dim,
-            Allocation.contiguous(sections),
-            ModalityIds(tokens_per_second=tokens_per_second),
-            base=base,
-            pairing=pairing,
-            spectrum=spectrum,
-        )
+        ids = ModalityIds(tokens_per_second=tokens_per_second, tied=tied)
+        if offsets is not None:
+            ids = replace(ids, offsets=tuple((_moved(kind, band), float(band)) for kind, band in offsets.items()))
+        super().__init__(head_dim, Allocation.contiguous(sections), ids, base=base, pairing=pairing, spectrum=spectrum)
 
     def begins(self, cells: Cells) -> Tensor:
         table = cells.table

@@ -107,14 +107,9 @@ class MRoPE(MultiAxisRoPE):
         if sections is None:
             sections = share_out(pairs) if blocked else share_out(pairs, eighths=(2.5, 2.5))
         sections = check_sections(sections, 3, pairs)
-        super().__init__(
-            head_dim,
-            Allocation.contiguous(sections) if blocked else Allocation.interleaved(sections),
-            MRoPEIds(stride, spatial_reset, tokens_per_second),
-            base=base,
-            pairing=pairing,
-            spectrum=spectrum,
-        )
+        dealt = Allocation.contiguous(sections) if blocked else Allocation.interleaved(sections)
+        ids = MRoPEIds(stride, spatial_reset, tokens_per_second)
+        super().__init__(head_dim, dealt, ids, base=base, pairing=pairing, spectrum=spectrum)
 
 
 class MRoPEInterleaved(MRoPE):
@@ -204,14 +199,8 @@ class MultiHeadRoPE(MultiAxisRoPE):
         if heads is None:
             few = {1: (1, 0, 0), 2: (0, 1, 1)}
             heads = few[num_kv_heads] if num_kv_heads in few else share_out(num_kv_heads)
-        super().__init__(
-            head_dim,
-            Allocation.by_head(heads, pairs, num_kv_heads),
-            MRoPEIds(stride, spatial_reset),
-            base=base,
-            pairing=pairing,
-            spectrum=spectrum,
-        )
+        dealt, ids = Allocation.by_head(heads, pairs, num_kv_heads), MRoPEIds(stride, spatial_reset)
+        super().__init__(head_dim, dealt, ids, base=base, pairing=pairing, spectrum=spectrum)
 
 
 def rotary_pairs(head_dim: int, rotary_dim: int | None) -> int:

@@ -248,6 +248,23 @@ def test_a_row_alone_is_the_row_in_a_batch(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_leaves_nothing_to_the_next_one(family):
+    """Cursors are those of each prompt: after images and videos, text alone, another batch, and the first prompt once more."""
+    film, still = Prompt(family, 4).text(2).video(4, 2, 12).text(5), Prompt(family, 3).text(2).image(2, 8).text(3)
+    rows = ((film,), (Prompt(family, 2).text(9),), (still, Prompt(family, 5).text(4)), (film,))
+    given = [batch(family, *prompt, pixels=True) for prompt in rows]
+    made = model(family)
+    hf.apply(made, videorope(made))
+    cursors = {float(scheme_of(made).delta(hf.vision_layout(made, **one).query)[0]) for one in given}
+    assert len(cursors) == 3  # one that is left over would be seen
+    out = [generate(made, one) for one in given]
+    for one, found in zip(given, out, strict=True):
+        fresh = model(family)
+        assert torch.equal(generate(hf.apply(fresh, videorope(fresh)), one), found)
+    assert torch.equal(out[-1], out[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_second_turn_with_a_new_image(family):
     """A conversation goes on: the new tokens bring the new grid only."""
     made = model(family)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ropewalk.lab.measured import Results
 from ropewalk.lab.report.figures import SOFT, Style, Styles, figure, log_axis
-from ropewalk.lab.report.html import Html, element
+from ropewalk.lab.report.html import Html, element, join
 from ropewalk.lab.results import Record
 
 if TYPE_CHECKING:
@@ -47,6 +47,26 @@ def fixed(results: Results, styles: Styles) -> list[Html]:
     if rows:
         out.append(_table(("encoding", "number", "value"), rows))
     return out
+
+
+def places(results: Results) -> Html | None:
+    """Right answers about objects by their size: the mean, worst and best place of the pictures, seeds averaged."""
+    rows = []
+    asked = sorted({(r["size"], r["side"]) for r in results.of("places")})
+    for name in results.encodings:
+        for size, side in asked:
+            maps = [r["right"] for r in results.of("places", encoding=name, size=size, side=side)]
+            if maps:
+                cells = [
+                    sum(column) / len(maps) for row in zip(*maps, strict=True) for column in zip(*row, strict=True)
+                ]
+                shown = (f"{100 * n:.0f} %" for n in (sum(cells) / len(cells), min(cells), max(cells)))
+                rows.append((name, str(size), f"{side} × {side}", *shown))
+    if not rows:
+        return None
+    note = "Pictures that have the object: who always says yes is right at every place."
+    titles = ("encoding", results.size_name or "size", "object", "mean", "worst place", "best place")
+    return join(_table(titles, rows), element("p", note, class_="soft note"))
 
 
 def _series(name: str, encoding: str, number: str, records: list[Record], style: Style, parts: Sequence[str]) -> Html:

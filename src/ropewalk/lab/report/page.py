@@ -85,6 +85,7 @@ def _sections(results: Results, summary: Board, styles: Styles) -> Iterable[tupl
     beyond = pictures.positions(results, summary, styles) + ([] if exact else by_size)
     yield "Beyond the trained length", legend("beyond", styles, beyond)
     yield "Retrieval", heatmaps.retrieval(results.of("retrieval"), names)
+    yield "By place", numbers.places(results)
     yield "Speed and memory", legend("costs", styles, pictures.costs(summary, styles))
     yield "Training", legend("training", styles, pictures.training(results, styles) + pictures.sweeps(results, styles))
     yield "What was learned", join(numbers.learned(results, styles))
