@@ -21,9 +21,9 @@ import torch
 from torch import Generator, Tensor
 
 from ropewalk.coordinates.blocks import Video
-from ropewalk.coordinates.layout import layout
 from ropewalk.core.errors import ConfigError, check_positive
 from ropewalk.lab.batch import IGNORE, Batch
+from ropewalk.lab.filled import laid_out
 from ropewalk.lab.panorama import seam_score
 from ropewalk.lab.place import Forward
 from ropewalk.lab.results import Record
@@ -117,15 +117,7 @@ class Panoramas(Workload):
 
     def located(self, cells: Tensor, targets: Tensor) -> Batch:
         """Return a batch of pictures (B, rows, columns) that are placed as one frame of a video each."""
-        where = layout([Video(1, *cells.shape[1:])], device=cells.device).query
-        count = len(cells)
-        return Batch(
-            cells.flatten(1),
-            targets.flatten(1),
-            positions=where.position.expand(count, -1),
-            columns={"block": where.column("block").expand(count, -1)},
-            sequence={name: fact.expand(count, *fact.shape[1:]) for name, fact in where.sequence.items()},
-        )
+        return laid_out([Video(1, *cells.shape[1:])], cells.flatten(1), targets.flatten(1))
 
     # ---- training ---------------------------------------------------------------------------------------------
 

@@ -74,6 +74,15 @@ _NAMES = (
     "position_forest",
     "hrope_paragraph",
     "position_coupling",
+    "switching_rope",
+    "larope",
+    "r_rope",
+    "condition_rope",
+    "entity_temporal_rope",
+    "depth_rope",
+    "pma",
+    "untwisting_rope",
+    "rope_probe",
 )
 
 EXPERIMENTS: dict[str, str] = {
