@@ -13,8 +13,8 @@ from ropewalk.coordinates.mixed_resolution import RESOLUTION, mixed_resolution_p
 from ropewalk.core.errors import check_positive
 from ropewalk.lab.batch import IGNORE, Batch
 from ropewalk.lab.filled import Filled
+from ropewalk.lab.rounds import UNKNOWN
 
-UNKNOWN = 0
 FINER = 2
 """Tokens along a divided cell."""
 

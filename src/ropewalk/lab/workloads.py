@@ -33,6 +33,7 @@ from ropewalk.lab.tasks.video_needle import VideoNeedle
 
 OWN: dict[str, str] = {
     "panorama": "ropewalk.lab.panoramas:Panoramas",
+    "moving_dot": "ropewalk.lab.moving_dot:MovingDot",
     "reference_video": "ropewalk.lab.reference_video:ReferenceVideo",
     "mixed_picture": "ropewalk.lab.mixed_picture:MixedPicture",
     "shared_picture": "ropewalk.lab.shared_picture:SharedPicture",

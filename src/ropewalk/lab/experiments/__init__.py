@@ -83,6 +83,7 @@ _NAMES = (
     "pma",
     "untwisting_rope",
     "rope_probe",
+    "spatial_rope_scale",
 )
 
 EXPERIMENTS: dict[str, str] = {
