@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.coordinates.scheme import Cells
 from ropewalk.coordinates.shared_grid import REFERENCE
 from ropewalk.core.errors import ConfigError
 from ropewalk.lab.batch import IGNORE, Batch
@@ -131,27 +132,24 @@ def _elsewhere(batch):
 
 
 @pytest.mark.parametrize("groups", [False, True])
-def test_halves_have_the_colours_of_their_references(groups):
+def test_boxes_have_the_colours_of_their_references(groups):
     workload, batch = drawn(f"reference_video(groups={groups})", test=True)
     where = batch.where().query
-    number = rw.coordinates.scheme.Cells.of(where, where.position.double())["reference"].long()
+    number = Cells.of(where, where.position.double())["reference"].long()
     n = workload.colours
     orders = set()
     for tokens, targets, of in zip(batch.tokens, batch.targets, number, strict=True):
         references = [tokens[of == i].unique() for i in (1, 2)]
         assert [len(r) for r in references] == [1, 1] and references[0] % n != references[1] % n
-        cells, answers = tokens[of == 0].view(2, 2, 4), targets[of == 0].view(2, 2, 4)
-        order = (0, 1)
-        if groups:
-            assert [int(r) // n for r in references] == [1, 2]
-            boxes = cells // n - 1
-            assert len({*boxes[..., :2].flatten().tolist()}) == len({*boxes[..., 2:].flatten().tolist()}) == 1
-            order = (int(boxes[0, 0, 0]), int(boxes[0, 0, 2]))
-        orders.add(order)
-        for half, reference in enumerate(order):
-            assert (answers[..., 2 * half : 2 * half + 2] == references[reference] % n).all()
+        assert [int(r) // n for r in references] == ([1, 2] if groups else [0, 0])
+        boxes, answers = tokens[of == 0].view(2, 2, 4) // n, targets[of == 0].view(2, 2, 4)
+        halves = [boxes[..., :2].unique().tolist(), boxes[..., 2:].unique().tolist()]
+        assert sorted(halves) == [[1], [2]]
+        orders.add(halves[0][0])
+        for i in (1, 2):
+            assert (answers[boxes == i] == references[i - 1] % n).all()
         assert (targets[of > 0] == IGNORE).all()
-    assert len(orders) == 1 + groups
+    assert orders == {1, 2}
 
 
 def test_training_pictures_are_of_one_resolution_and_scored_ones_of_two():

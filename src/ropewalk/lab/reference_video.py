@@ -21,10 +21,10 @@ REFERENCES = 2
 
 
 class ReferenceVideo(Filled):
-    """Two references of one colour each, and a video of random colours whose left half is to have the first one's.
+    """Two references of one colour each, and a video of random colours, each half of which is to have the colour of one of them.
 
-    Cells of the video are of the same colours as the references, as noisy and clean latents are of one kind: places alone tell
-    what is a reference. Grids of references have the rows and columns of the video, which `ropewalk.ConditionRoPE` demands.
+    A cell of the video says by its token in which box it is, that of the first or of the second reference; which half that is
+    is random. Grids of references have the rows and columns of the video, which `ropewalk.ConditionRoPE` demands.
 
     Args:
         train_size: columns of each half of the video.
@@ -34,8 +34,8 @@ class ReferenceVideo(Filled):
         frames: of the video.
         rows: of the video and of the references.
         colours: number of them.
-        groups: which half takes which reference is drawn for each video, and said by the tokens of both: a reference by the
-            number of its group, a cell by that of the box that it is in.
+        groups: a reference says its number too, in the way in which a cell of the video says that of its box, as noisy and clean
+            latents are of one kind. Without, places tell which reference is the first.
     """
 
     name = "reference_video"
@@ -64,7 +64,7 @@ class ReferenceVideo(Filled):
         self.frames, self.rows, self.groups = frames, rows, groups
         named = letters(colours)
         self.colours = colours
-        marks = ("", *map(str, range(1, REFERENCES + 1))) if groups else ("",)
+        marks = ("", *map(str, range(1, REFERENCES + 1)))
         self.symbols = tuple(f"{colour}{mark}" for mark in marks for colour in named)
         super().__init__(train_size, eval_sizes, examples, encoder)
 
@@ -77,12 +77,10 @@ class ReferenceVideo(Filled):
         colour = distinct(generator, count, self.colours, REFERENCES)
         columns = REFERENCES * size
         half = (torch.arange(columns) // size).expand(count, self.frames, self.rows, columns)
-        swapped = uniform(generator, REFERENCES, count, 1, 1, 1) if self.groups else 0
-        owner = (half + swapped) % REFERENCES
-        noise = uniform(generator, self.colours, *owner.shape)
+        owner = (half + uniform(generator, REFERENCES, count, 1, 1, 1)) % REFERENCES
+        noise = uniform(generator, self.colours, *owner.shape) + self.colours * (1 + owner)
         shown = colour[:, :, None].expand(-1, -1, self.rows * columns)
         if self.groups:
-            noise = noise + self.colours * (1 + owner)
             shown = shown + self.colours * torch.arange(1, REFERENCES + 1)[:, None]
         answers = colour.gather(1, owner.flatten(1))
         tokens = torch.cat([shown.flatten(1), noise.flatten(1)], 1)

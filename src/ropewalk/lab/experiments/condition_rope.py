@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _SPECIAL = "condition_rope(t_ref=40, t_invalid=60, base=100)"
 _FRAMES = "condition_rope(t_ref=40, t_invalid=60, special=False, base=100)"
-_ALONE = "references without groups"
+_ALONE = "without groups"
 
 EXPERIMENT = Experiment(
     name="condition_rope",
@@ -23,8 +23,7 @@ EXPERIMENT = Experiment(
     source="Yujie Wei, Xinyu Liu, Shiwei Zhang, Hangjie Yuan, Jinbo Xing, Zhekai Chen, Xiang Wang, Haonan Qiu, Rui Zhao, Yutong "
     "Feng, Ruihang Chu, Yingya Zhang, Yike Guo, Xihui Liu, Hongming Shan. DreamVideo-Omni: Omni-Motion Controlled Multi-Subject "
     "Video Customization with Latent Identity Reinforcement Learning. arXiv 2603.12257, 2026",
-    expected="Models give a box the colour of its reference more often than the same models whose references have lost their "
-    "groups.",
+    expected="Models give a box the colour of its reference more often than the same models whose tokens have lost their groups.",
     settings={
         **FILLED,
         "task": "reference_video(groups=True)",
@@ -47,7 +46,7 @@ EXPERIMENT = Experiment(
 
 
 def forget_groups(model: Decoder, workload: Workload) -> None:
-    """Give the tokens of a colour in a reference, of either group, one embedding: their mean."""
+    """Give the tokens of a colour in either group one embedding: their mean."""
     import torch
 
     from ropewalk.lab.reference_video import REFERENCES, ReferenceVideo

@@ -31,6 +31,6 @@ EXPERIMENT = Experiment(
     ),
     seconds=90,
     full={**FULL_FILLED, "task": "reference_video(frames=4, rows=4)"},
-    limits="Videos of two frames of noise in a single step, two references of one colour each, and no text. References and video "
-    "are of the same colours, so that their places alone tell them apart, which latents of a trained model may do otherwise.",
+    limits="Videos of two frames of noise in a single step, two references of one colour each, and no text: a cell says of which "
+    "reference it is, and a reference does not say its number, so that its place has to tell it.",
 )

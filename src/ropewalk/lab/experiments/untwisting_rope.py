@@ -22,19 +22,19 @@ EXPERIMENT = Experiment(
         "task": "shared_picture",
         "shape": {"hidden_size": 64, "num_layers": 1, "num_heads": 2},
         "encodings": (_PLAIN,),
-        "train_length": 5,
-        "eval_lengths": (5,),
-        "tokens": 300_000,
+        "train_length": 6,
+        "eval_lengths": (6,),
+        "tokens": 400_000,
     },
     drop_in={_WEAK: _PLAIN, _STRONG: _PLAIN},
     contrasts=(
-        Contrast(_WEAK, _PLAIN, "higher", (5,)),
-        Contrast(_STRONG, _PLAIN, "higher", (5,), decides=False, because="slow pairs stronger as well"),
-        Contrast(_STRONG, _WEAK, "higher", (5,), decides=False, because="what stronger slow pairs add"),
+        Contrast(_WEAK, _PLAIN, "higher", (6,)),
+        Contrast(_STRONG, _PLAIN, "higher", (6,), decides=False, because="slow pairs stronger as well"),
+        Contrast(_STRONG, _WEAK, "higher", (6,), decides=False, because="what stronger slow pairs add"),
     ),
-    seconds=40,
+    seconds=60,
     full={"tokens": 6_000_000, "seeds": 5, "shape": {"hidden_size": 128, "num_layers": 1, "num_heads": 4}, "lr": 2e-3},
-    limits="Models of one layer, so that the reference is attended to as it is, on pictures of 5 × 5 cells whose labels and "
+    limits="Models of one layer, so that the reference is attended to as it is, on pictures of 6 × 6 cells whose labels and "
     "colours are tokens; one step instead of fifty, with gains that stay. Shares of attention are measured by "
     "`ropewalk.analysis` (`aligned_mass`, `semantic_mass`), and in the tests, not here.",
 )
