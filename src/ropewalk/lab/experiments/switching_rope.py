@@ -16,8 +16,8 @@ EXPERIMENT = Experiment(
     source="Mohsin Ali, Kandukuri Sai Teja, Neeharika Gupta, Parth Patwa, Anubhab Chatterjee, Vinija Jain, Aman Chadha, Amitava "
     "Das. CONFLATOR: Incorporating Switching Point based Rotatory Positional Encodings for Code-Mixed Language Modeling. arXiv "
     "2309.05270, 2023",
-    expected="After little training models whose rotation is inverted at switch tokens class texts by the words after switches "
-    "more often rightly than models with RoPE.",
+    expected="After little training models whose rotation is inverted at switch tokens are right about the words after switches "
+    "more often than models with RoPE.",
     settings={
         "task": "code_words",
         "encodings": (_TOKEN, _PARITY, _ZIGZAG, _ROPE, _SINE),
