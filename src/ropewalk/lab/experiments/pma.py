@@ -67,5 +67,5 @@ def _interpolate(model: Decoder, resolution: float) -> None:
 
     for block, own in zip(model.blocks, model.encodings, strict=True):
         assert isinstance(own, PhaseAlignedRoPE)
-        plain = AxialRoPE(model.config.width, own.axes, widths=own.widths, base=own.base, pairing=own.pairing)
+        plain = AxialRoPE(model.config.width, len(own.widths), widths=own.widths, base=own.base, pairing=own.pairing)
         block.attention.encoding = Sequential(OnOneGrid(resolution), plain)  # type: ignore[union-attr]
