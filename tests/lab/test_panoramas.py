@@ -13,8 +13,9 @@ from ropewalk.lab.compare import plan, shape_of
 from ropewalk.lab.experiments import experiment
 from ropewalk.lab.model import Decoder, with_encodings
 from ropewalk.lab.panorama import seam_score
-from ropewalk.lab.panoramas import UNKNOWN, Panoramas
+from ropewalk.lab.panoramas import Panoramas
 from ropewalk.lab.place import Alone
+from ropewalk.lab.rounds import UNKNOWN
 from ropewalk.lab.settings import Settings
 from ropewalk.lab.tasks.task import stream
 from ropewalk.lab.trial import Finished, run

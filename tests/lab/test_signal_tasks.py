@@ -1,4 +1,4 @@
-"""Tasks of road users and of speakers."""
+"""Tasks of road users, speakers, spectra, formulas and texts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ropewalk.core.errors import ConfigError
+from ropewalk.lab.batch import Batch
 from ropewalk.lab.model import Decoder, ModelConfig
 from ropewalk.lab.tasks import task
 
@@ -25,6 +26,8 @@ from ropewalk.lab.tasks import task
         ("paragraph_start", 17),
         ("spectral_kind", 24),
         ("spectral_kind", 50),
+        ("code_words", 4),
+        ("code_words", 16),
     ],
 )
 def test_answers(name, size):
@@ -43,6 +46,9 @@ def test_answers(name, size):
         ("last_turn", "time_speaker_rope"),
         ("oncoming", "rope"),
         ("last_turn", "rope"),
+        ("code_words", "switching_rope"),
+        ("code_words", "switching_rope(form=zigzag)"),
+        ("code_words", "rope"),
     ],
 )
 def test_models_read_them(name, encoding):
@@ -73,8 +79,6 @@ def test_headings():
 def test_turns():
     made = task("last_turn", words=2)
     tokens = torch.tensor([[0, *(made.symbols.index(s) for s in ("A:a", "A:b", "B:a", "A:b", "?", "A"))]])
-    from ropewalk.lab.batch import Batch
-
     placed = made.place(Batch(tokens, tokens))
     assert placed.columns["turns"][0, :, 0].tolist() == [0, 1, 1, 1, 2, 2, 2]
     assert placed.columns["activity"][0, :, 1].tolist() == [0, 0, 0, 1, 0, 0, 0]
@@ -109,6 +113,30 @@ def test_instruments():
     ends = scored.positions[:, [2, 31]].exp()
     assert ends[0].tolist() == pytest.approx([3000, 10500])
     assert scored.positions[0, [0, 1, -1]].exp().tolist() == pytest.approx([3000] * 3)
+
+
+def test_switches():
+    made = task("code_words")
+    prompt = ["h7", "o", "h1", "e9", "e2", "o", "h3", "?"]
+    tokens = torch.tensor([[0, *(made.symbols.index(s) for s in prompt)]])
+    placed = made.place(Batch(tokens, tokens))
+    assert placed.columns["switch"][0].tolist() == [0, 0, 0, 0, 1, 0, 0, 1, 0]
+    assert placed.positions[0].tolist() == list(range(9))
+    assert made.symbols[made.solve(tokens[0].tolist())[0]] == "low"  # one high word and a low one
+    answers = made.eval_batch(12, 300, seed=0).targets[:, -1].unique()
+    assert [made.symbols[a] for a in answers.tolist()] == ["low", "high"]
+
+
+def test_plain_grids_see_the_same_scene():
+    """Encodings that know nothing of headings or of logarithms are told the numbers themselves."""
+    oncoming, spectra = task("oncoming"), task("spectral_kind")
+    batch = oncoming.eval_batch(4, 5, seed=0)
+    assert torch.equal(oncoming.views()["grid"](batch).positions, batch.positions)
+    batch = spectra.eval_batch(24, 5, seed=0)
+    wavelength = spectra.views()["grid"](batch).positions
+    assert wavelength.shape == (*batch.tokens.shape, 1)
+    steps = wavelength[0, 2:26, 0].diff()
+    assert steps.std() < 1e-6 * steps.mean() and 0.5 < steps.mean() < 2
 
 
 @pytest.mark.parametrize(

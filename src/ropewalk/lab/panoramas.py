@@ -21,17 +21,15 @@ import torch
 from torch import Generator, Tensor
 
 from ropewalk.coordinates.blocks import Video
-from ropewalk.coordinates.layout import layout
 from ropewalk.core.errors import ConfigError, check_positive
 from ropewalk.lab.batch import IGNORE, Batch
+from ropewalk.lab.filled import laid_out
 from ropewalk.lab.panorama import seam_score
 from ropewalk.lab.place import Forward
 from ropewalk.lab.results import Record
+from ropewalk.lab.rounds import UNKNOWN, named_in_rounds
 from ropewalk.lab.tasks.task import stream
 from ropewalk.lab.workloads import Measure, Workload
-
-UNKNOWN = 0
-"""The token of a cell that is to be named; levels of brightness follow."""
 
 
 class Panoramas(Workload):
@@ -117,15 +115,7 @@ class Panoramas(Workload):
 
     def located(self, cells: Tensor, targets: Tensor) -> Batch:
         """Return a batch of pictures (B, rows, columns) that are placed as one frame of a video each."""
-        where = layout([Video(1, *cells.shape[1:])], device=cells.device).query
-        count = len(cells)
-        return Batch(
-            cells.flatten(1),
-            targets.flatten(1),
-            positions=where.position.expand(count, -1),
-            columns={"block": where.column("block").expand(count, -1)},
-            sequence={name: fact.expand(count, *fact.shape[1:]) for name, fact in where.sequence.items()},
-        )
+        return laid_out([Video(1, *cells.shape[1:])], cells.flatten(1), targets.flatten(1))
 
     # ---- training ---------------------------------------------------------------------------------------------
 
@@ -143,12 +133,8 @@ class Panoramas(Workload):
 
     # ---- pictures that are made -------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def sample(self, forward: Forward, columns: int, count: int, seed: int) -> Tensor:
-        """Make pictures from unknown cells alone, (count, rows, columns), levels from 0.
-
-        Cells are named in a random order, as the model's probabilities say, and stay; few in the first rounds and more in the
-        last, when neighbours are known.
+        """Make pictures from unknown cells alone, (count, rows, columns), levels from 0; see `named_in_rounds`.
 
         Args:
             forward: logits of a batch.
@@ -156,17 +142,14 @@ class Panoramas(Workload):
             count: how many.
             seed: of order and levels.
         """
-        generator = stream("sample", self.name, seed, columns)
-        cells = self.rows * columns
-        tokens = torch.full((count, cells), UNKNOWN)
-        rank = torch.rand(count, cells, generator=generator).argsort(1).argsort(1)
         ignored = torch.full((count, self.rows, columns), IGNORE)
-        for n in range(1, self.rounds + 1):
-            logits = forward(self.located(tokens.unflatten(1, (self.rows, columns)), ignored)).double().cpu()
-            named = 1 + torch.multinomial(logits[..., 1:].softmax(-1).flatten(0, 1), 1, generator=generator)
-            due = math.ceil(cells * (n / self.rounds) ** 2)
-            tokens = torch.where((tokens == UNKNOWN) & (rank < due), named.view_as(tokens), tokens)
-        return tokens.unflatten(1, (self.rows, columns)) - 1
+
+        def locate(tokens: Tensor, progress: float) -> Batch:
+            return self.located(tokens.unflatten(1, (self.rows, columns)), ignored)
+
+        generator = stream("sample", self.name, seed, columns)
+        made = named_in_rounds(forward, locate, count, self.rows * columns, self.rounds, generator)
+        return made.unflatten(1, (self.rows, columns)) - 1
 
     def measures(self) -> list[Measure]:
         return [Measure(f"exact/{n}", partial(self._seams, columns=n)) for n in self.sizes]

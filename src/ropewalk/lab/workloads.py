@@ -33,7 +33,16 @@ from ropewalk.lab.tasks.score import score
 from ropewalk.lab.tasks.task import Task
 from ropewalk.lab.tasks.video_needle import VideoNeedle
 
-OWN: dict[str, str] = {"panorama": "ropewalk.lab.panoramas:Panoramas"}
+OWN: dict[str, str] = {
+    "panorama": "ropewalk.lab.panoramas:Panoramas",
+    "moving_dot": "ropewalk.lab.moving_dot:MovingDot",
+    "reference_video": "ropewalk.lab.reference_video:ReferenceVideo",
+    "mixed_picture": "ropewalk.lab.mixed_picture:MixedPicture",
+    "shared_picture": "ropewalk.lab.shared_picture:SharedPicture",
+    "overlap": "ropewalk.lab.overlap:Overlap",
+    "event_frames": "ropewalk.lab.event_frames:EventFrames",
+    "alignment": "ropewalk.lab.alignment:Alignment",
+}
 """Workloads that are no questions with one answer, by the name of their task."""
 
 ROWS = 16  # sequences that are measured at once, at the trained length
@@ -233,16 +242,7 @@ class Generated(Workload):
         return self.task.eval_batch(size, count, seed, bidirectional=self.encoder)
 
     def _exact(self, forward: Forward, size: int) -> list[Record]:
-        items: list[int] = []
-        right, scored = 0.0, 0
-        for part in _parts(self._scored(size, self.examples, seed=0), ROWS):
-            found = score(forward(part).cpu(), part)
-            items += [int(one) for one in found.exact]
-            right += found.token * part.scored
-            scored += part.scored
-        exact, token = sum(items) / len(items), right / scored
-        trained = size <= self.train_size
-        return [{"kind": "exact", "size": size, "trained": trained, "exact": exact, "token": token, "items": items}]
+        return [exact_record(forward, self._scored(size, self.examples, seed=0), size, size <= self.train_size)]
 
     def _grid(self, forward: Forward, size: int) -> list[Record]:
         task = self.task
@@ -347,6 +347,26 @@ class Seen(Workload):
 
     def describe(self) -> dict[str, Any]:
         return self.workload.describe()
+
+
+def exact_record(forward: Forward, batch: Batch, size: int, trained: bool) -> Record:
+    """Return the `exact` record of a batch: which rows are answered right as a whole.
+
+    Args:
+        forward: logits of a batch.
+        batch: examples of one size.
+        size: of them.
+        trained: whether training had this size.
+    """
+    items: list[int] = []
+    right, scored = 0.0, 0
+    for part in _parts(batch, ROWS):
+        found = score(forward(part).cpu(), part)
+        items += [int(one) for one in found.exact]
+        right += found.token * part.scored
+        scored += part.scored
+    exact, token = sum(items) / len(items), right / scored
+    return {"kind": "exact", "size": size, "trained": trained, "exact": exact, "token": token, "items": items}
 
 
 def seen_by(workload: Workload, encodings: Sequence[str]) -> Workload:

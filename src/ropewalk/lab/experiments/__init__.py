@@ -77,6 +77,16 @@ _NAMES = (
     "gridpe",
     "mixed_rope",
     "position_interpolated_rope",
+    "switching_rope",
+    "larope",
+    "r_rope",
+    "condition_rope",
+    "entity_temporal_rope",
+    "depth_rope",
+    "pma",
+    "untwisting_rope",
+    "rope_probe",
+    "spatial_rope_scale",
 )
 
 EXPERIMENTS: dict[str, str] = {

@@ -69,6 +69,15 @@ FULL_PICTURES: dict[str, Any] = {
     "lr": 2e-3,
 }
 
+# Sequences with blanks (`ropewalk.lab.filled`): tasks and sizes are the experiments' own.
+FILLED: dict[str, Any] = {"encoder": True, "shape": SHAPE, "batch_size": 32, "lr": 3e-3, "windows": 512}
+FULL_FILLED: dict[str, Any] = {
+    "tokens": 10_000_000,
+    "seeds": 5,
+    "shape": {"hidden_size": 128, "num_layers": 4, "num_heads": 4},
+    "lr": 2e-3,
+}
+
 SMALL_MODEL = "models of about 100,000 parameters on bytes of source code, trained for minutes"
 
 

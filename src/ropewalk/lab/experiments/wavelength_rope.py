@@ -6,6 +6,7 @@ from ropewalk.lab.experiments.desk import SHAPE
 from ropewalk.lab.experiments.experiment import Contrast, Experiment
 
 _LOG, _INDEX = "wavelength_rope(period_min=0.2, period_max=3)", "rope(base=100, pairing=half)"
+_LINEAR = "axial_rope(axes=1, base=100, pairing=half)"
 
 EXPERIMENT = Experiment(
     name="wavelength_rope",
@@ -18,7 +19,7 @@ EXPERIMENT = Experiment(
     "than models that count pixels.",
     settings={
         "task": "spectral_kind",
-        "encodings": (_LOG, _INDEX),
+        "encodings": (_LOG, _INDEX, _LINEAR),
         "encoder": True,
         "train_length": 26,
         "eval_lengths": (24, 26),
@@ -28,8 +29,12 @@ EXPERIMENT = Experiment(
         "lr": 3e-3,
         "windows": 256,
     },
-    contrasts=(Contrast(_LOG, _INDEX, "higher", (24, 26)),),
-    seconds=120,
+    contrasts=(
+        Contrast(_LOG, _INDEX, "higher", (24, 26)),
+        Contrast(_LOG, _LINEAR, "higher", (24, 26), decides=False, because="wavelengths themselves"),
+        Contrast(_LINEAR, _INDEX, "higher", (24, 26), decides=False, because="wavelengths against numbers of pixels"),
+    ),
+    seconds=180,
     full={"train_length": 48, "eval_lengths": (24, 26, 32, 48, 64), "tokens": 6_000_000, "seeds": 5},
     limits="Made-up spectra of two lines on at most 26 pixels, of three kinds; nothing is measured of reconstruction, of "
     "resolution or of surveys. Pixels are up to a tenth of ln λ wide, which is coarse beside the ratios that tell kinds apart, "

@@ -62,6 +62,7 @@ PLACED: dict[str, str] = {
     "last_turn": "ropewalk.lab.tasks.last_turn:LastTurn",
     "nesting": "ropewalk.lab.tasks.nesting:Nesting",
     "paragraph_start": "ropewalk.lab.tasks.paragraph_start:ParagraphStart",
+    "code_words": "ropewalk.lab.tasks.code_words:CodeWords",
     "spectral_kind": "ropewalk.lab.tasks.spectral_kind:SpectralKind",
 }
 

@@ -9,7 +9,7 @@ scoring turns everybody, which changes nothing for who thinks in differences.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -28,6 +28,7 @@ class Oncoming(Placed):
     """name@direction … name@direction me@direction ? = name, of the one who looks the opposite way; nobody else does.
 
     Positions are (x, y, heading): a row along x, and the direction in radians. What is no road user is where the last one is.
+    Encodings of plain grids see the same numbers, and take a heading for one more place.
 
     Args:
         agents: number of different names.
@@ -91,6 +92,9 @@ class Oncoming(Placed):
 
     def space(self, size: int) -> int:
         return math.perm(self.agents, size) * math.perm(self.directions - 1, size - 1) * size
+
+    def views(self) -> Mapping[str, Callable[[Batch], Batch]]:
+        return {"grid": lambda batch: batch}
 
     def place(self, batch: Batch) -> Batch:
         tokens = batch.tokens

@@ -9,7 +9,7 @@ wavelength, so that one ratio is another number of pixels at every redshift, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,6 +24,9 @@ from ropewalk.lab.tasks.placed import Placed
 INSTRUMENTS = {"u": (3500.0, 9500.0), "v": (4000.0, 11000.0), "w": (3000.0, 10500.0)}
 """First and last wavelength, in Å; the last instrument is the one of scoring."""
 
+STEP = 250.0
+"""Å, about a pixel: the unit of linear wavelengths."""
+
 RATIOS = (1.15, 1.35, 1.6)
 """Of the wavelengths of the two lines of each kind."""
 
@@ -31,7 +34,8 @@ RATIOS = (1.15, 1.35, 1.6)
 class SpectralKind(Placed):
     """instrument pixel … pixel ? = kind; a pixel holds a line or none.
 
-    Positions are ln λ of the pixels; the instrument and the question are at the first pixel.
+    Positions are ln λ of the pixels; the instrument and the question are at the first pixel. For encodings of
+    plain grids they are λ itself.
 
     Args:
         unseen: scoring is on an instrument that training never saw.
@@ -88,6 +92,9 @@ class SpectralKind(Placed):
     def space(self, size: int) -> int:
         return (len(INSTRUMENTS) - 1) * len(RATIOS) * size // 8
 
+    def views(self) -> Mapping[str, Callable[[Batch], Batch]]:
+        return {"grid": by_wavelength}
+
     def place(self, batch: Batch) -> Batch:
         tokens = batch.tokens
         asked = (tokens == ASK).long().argmax(1, keepdim=True)
@@ -98,3 +105,9 @@ class SpectralKind(Placed):
         count = (asked - 2).clamp(min=2)
         wavelength = first[:, None] + (last - first)[:, None] * torch.where(inside, pixel, 0) / (count - 1)
         return replace(batch, positions=log_coordinate(wavelength))
+
+
+def by_wavelength(batch: Batch) -> Batch:
+    """Return the batch at λ on one axis, in `STEP`, instead of ln λ."""
+    assert batch.positions is not None
+    return replace(batch, positions=(batch.positions.exp() / STEP)[..., None])
