@@ -34,8 +34,8 @@ class ReferenceVideo(Filled):
         frames: of the video.
         rows: of the video and of the references.
         colours: number of them.
-        groups: a reference says its number too, in the way in which a cell of the video says that of its box, as noisy and clean
-            latents are of one kind. Without, places tell which reference is the first.
+        groups: the tokens of a reference say its number, as those of the video say that of their box. Without, they say any: all
+            tokens are of one kind, as latents are, and places alone tell what is a reference, and which.
     """
 
     name = "reference_video"
@@ -79,9 +79,11 @@ class ReferenceVideo(Filled):
         half = (torch.arange(columns) // size).expand(count, self.frames, self.rows, columns)
         owner = (half + uniform(generator, REFERENCES, count, 1, 1, 1)) % REFERENCES
         noise = uniform(generator, self.colours, *owner.shape) + self.colours * (1 + owner)
-        shown = colour[:, :, None].expand(-1, -1, self.rows * columns)
-        if self.groups:
-            shown = shown + self.colours * torch.arange(1, REFERENCES + 1)[:, None]
+        shape = (count, REFERENCES, self.rows * columns)
+        marks = (
+            torch.arange(REFERENCES)[:, None].expand(shape) if self.groups else uniform(generator, REFERENCES, *shape)
+        )
+        shown = colour[..., None] + self.colours * (1 + marks)
         answers = colour.gather(1, owner.flatten(1))
         tokens = torch.cat([shown.flatten(1), noise.flatten(1)], 1)
         targets = torch.cat([torch.full_like(shown, IGNORE).flatten(1), answers], 1)

@@ -31,6 +31,7 @@ EXPERIMENT = Experiment(
     ),
     seconds=90,
     full={**FULL_FILLED, "task": "reference_video(frames=4, rows=4)"},
-    limits="Videos of two frames of noise in a single step, two references of one colour each, and no text: a cell says of which "
-    "reference it is, and a reference does not say its number, so that its place has to tell it.",
+    limits="Videos of two frames of noise in a single step, two references of one colour each, and no text: a cell of the video "
+    "says of which reference it is. Tokens of references and of the video are of one kind, so that places alone tell them apart, "
+    "which latents of a trained model may do otherwise.",
 )

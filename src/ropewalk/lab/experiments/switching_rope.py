@@ -38,7 +38,7 @@ EXPERIMENT = Experiment(
         Contrast(_TOKEN, _ROPE, "higher", (16,), decides=False, because="texts longer than those of training"),
     ),
     seconds=210,
-    full={"task": "code_words", "train_length": 24, "eval_lengths": (12, 24, 32), "tokens": 6_000_000, "seeds": 5},
+    full={"task": "code_words", "train_length": 24, "eval_lengths": (12, 16, 24, 32), "tokens": 6_000_000, "seeds": 5},
     limits="Two made-up languages of twelve words and a label that switches decide, so that the published direction is at its "
     "best. One stream of words; the stream of pairs of `ropewalk.lab.code_mixed` is not trained. What is inverted at a switch is "
     "known from a listener's note alone.",
