@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 WORLD = 4
-SILENCE = 60  # seconds after which processes that wait for each other are given up
+SILENCE = 120  # seconds after which processes that wait for each other are given up
 
 
 class Processes:
