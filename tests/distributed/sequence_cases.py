@@ -99,3 +99,187 @@ def catalog_entry(group, slug, ways):
         except CannotSplit as refusal:
             return str(refusal)
     return None
+
+
+# ---- kinds of problems -----------------------------------------------------------------------------------------------
+
+
+def rows(*numbers):
+    return torch.tensor(numbers)
+
+
+PACKED = rows([0] * 3 + [1] * 9 + [2], [0] * 8 + [1] * 5, [0] * 13)
+LEFT, RIGHT = (torch.ones(3, LENGTH, dtype=torch.bool) for _ in range(2))
+LEFT[1, :6], RIGHT[2, 4:] = False, False
+
+PROBLEMS = {
+    "counted": lambda: {},
+    "both directions": lambda: {"causal": False},
+    "packed": lambda: {"positions": rw.Positions.arange(LENGTH, document_ids=PACKED)},
+    "packed, numbered on": lambda: {"positions": rw.Positions(torch.arange(LENGTH), document_ids=PACKED)},
+    "padded on the left": lambda: {"positions": rw.Positions.arange(LENGTH, valid=LEFT)},
+    "padded on the right": lambda: {"positions": rw.Positions.arange(LENGTH, valid=RIGHT), "causal": False},
+    "positions that fall": lambda: {"positions": rw.Positions(torch.arange(LENGTH).flip(0))},
+    "real positions": lambda: {"positions": rw.Positions(torch.arange(LENGTH) * 0.75 + weights((3, 1), 5).abs())},
+    "a window": lambda: {"window": 3},
+    "a window in both directions": lambda: {"window": 3, "causal": False},
+    "a mask": lambda: {"mask": weights((3, 4, LENGTH, LENGTH), 6) > 0},
+    "sinks": lambda: {"sinks": weights((4,), 7)},
+}
+OF_SOFTMAX = ("sinks",)
+
+
+def built(text):
+    return rw.build(text, head_dim=16, num_heads=4, num_kv_heads=2, hidden_size=24).double()
+
+
+def kind_of_problem(group, text, kind, ways):
+    encoding = built(text)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.add_(weights(parameter.shape, 8))
+    fields = {"positions": rw.Positions.arange(LENGTH), **PROBLEMS[kind]()}
+    p = subject(rw.catalog.record("rope")).problem(encoding, LENGTH, **fields)
+    if p.kernel is None or p.sinks is None:
+        agree_with_whole(group, encoding, p, ways)
+
+
+def two_layers(group):
+    """The first process sees nothing of what it was handed last, in either layer; no exchange may wait for it."""
+    first, second = built("rope"), built("t5(num_heads=4)")
+    p = subject(rw.catalog.record("rope")).problem(first, LENGTH, positions=rw.Positions.arange(LENGTH))
+    shard = Shard.contiguous(p.positions, group)
+
+    def run(attended, own):
+        made = {name: own(getattr(p, name), 2).detach().clone().requires_grad_() for name in ("q", "k", "v")}
+        middle = attended(first, rw.Attention(*made.values()))
+        keys = middle[:, ::2]
+        out = attended(second, rw.Attention(middle, keys, keys))
+        (out * own(weights(p.q.shape, 1), 2)).sum().backward()
+        return [out.detach(), *(t.grad for t in made.values())]
+
+    want = run(lambda encoding, problem: rw.attend(encoding(problem), "dense"), lambda t, axis: t)
+    got = run(lambda encoding, problem: ring(encoding, problem, shard), shard.take)
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        close(a, shard.take(b, 2), f"tensor {i}")
+
+
+def inference(group, dtype):
+    """The fused kernels' own log-sum-exps, which have no gradients; in bfloat16 each part is rounded once more."""
+    for text in ENCODINGS_OF_SDPA:
+        encoding = built(text)
+        p = subject(rw.catalog.record("rope")).problem(encoding, LENGTH, positions=rw.Positions.arange(LENGTH))
+        want = rw.attend(encoding(p), "dense")
+        shard = Shard.zigzag(p.positions, group)
+        q, k, v = (shard.take(t, 2).to(dtype) for t in (p.q, p.k, p.v))
+        with torch.no_grad():
+            got = ring(encoding, rw.Attention(q, k, v), shard, backend="sdpa")
+        assert got.dtype == dtype
+        close(got, shard.take(want, 2), text, testing.compare.LOW[dtype])
+
+
+ENCODINGS_OF_SDPA = ("rope", "alibi(num_heads=4)", "string_shifted(local=2, shift=5)")
+
+
+def autocast(group):
+    """The output has the dtype that one process gives."""
+    encoding = rw.RoPE(16)
+    p = subject(rw.catalog.record("rope")).problem(encoding, LENGTH, positions=rw.Positions.arange(LENGTH))
+    shard = Shard.zigzag(p.positions, group)
+    q, k, v = (t.float() for t in (p.q, p.k, p.v))
+    with torch.autocast("cpu", torch.bfloat16):
+        want = rw.attend(encoding(rw.Attention(q, k, v)))
+        got = ring(encoding, rw.Attention(*(shard.take(t, 2) for t in (q, k, v))), shard)
+    assert got.dtype == want.dtype == torch.bfloat16
+    close(got, shard.take(want, 2), "output", testing.compare.LOW[torch.bfloat16])
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def positions():
+    return rw.Positions.arange(8)
+
+
+def problem(length=4, **fields):
+    q = torch.zeros(1, 2, length, 8)
+    return rw.Attention(q, q, q, **fields)
+
+
+ERRORS = {
+    "fewer spans": ("ConfigError", "spans of 1 processes, and the group has 2", lambda g: Shard(positions(), [[(0, 8)]], g)),
+    "a gap": ("ConfigError", r"after token 3 comes \(4, 8\)", lambda g: Shard(positions(), [[(0, 3)], [(4, 8)]], g)),
+    "twice": ("ConfigError", r"after token 5 comes \(4, 8\)", lambda g: Shard(positions(), [[(0, 5)], [(4, 8)]], g)),
+    "too few": ("ConfigError", "hold 7 of 8 tokens", lambda g: Shard(positions(), [[(0, 3)], [(3, 7)]], g)),
+    "too many": ("ConfigError", "hold 9 of 8 tokens", lambda g: Shard(positions(), [[(0, 3)], [(3, 9)]], g)),
+    "an empty span": ("ConfigError", r"after token 3 comes \(3, 3\)", lambda g: Shard(positions(), [[(0, 8), (3, 3)], []], g)),
+    "nothing for one": ("ConfigError", "needs one or more", lambda g: Shard(positions(), [[(0, 8)], []], g)),
+    "one token for two": ("ConfigError", "use a smaller group", lambda g: Shard.contiguous(rw.Positions.arange(1), g)),
+    "one token, zigzag": ("ConfigError", "use a smaller group", lambda g: Shard.zigzag(rw.Positions.arange(1), g)),
+    "two sides": (
+        "PositionError",
+        "positions of self-attention",
+        lambda g: Shard.zigzag(rw.Positions(q=torch.arange(8), k=torch.arange(8)), g),
+    ),
+    "an order": (
+        "PositionError",
+        "positions of self-attention",
+        lambda g: Shard.zigzag(rw.Positions(torch.arange(8), order=torch.arange(8)), g),
+    ),
+    "all tokens": (
+        "ShapeError",
+        "positions say 4 tokens and q has 8",
+        lambda g: ring(rw.RoPE(8), problem(8), Shard.zigzag(positions(), g)),
+    ),
+    "positions of others": (
+        "PositionError",
+        "not those of the shard",
+        lambda g: ring(rw.RoPE(8), problem(positions=rw.Positions.arange(4)), Shard.zigzag(positions(), g)),
+    ),
+    "a mask of the own keys": (
+        "ShapeError",
+        r"expected boolean .*\(4, 8\)",
+        lambda g: gathered(
+            rw.RoPE(8), problem(mask=torch.ones(4, 4, dtype=torch.bool)), Shard.zigzag(positions(), g)
+        ),
+    ),
+    "random draws": (
+        "CannotSplit",
+        "draw before dealing out",
+        lambda g: ring(rw.build("randomized_rope", head_dim=8), problem(), Shard.zigzag(positions(), g)),
+    ),
+    "a chain with one that needs the prefix": (
+        "CannotSplit",
+        "Sequential sums up all tokens before",
+        lambda g: ring(
+            rw.Sequential(rw.RoPE(8), rw.FoX(2, 3)), problem(x=torch.zeros(1, 4, 3)), Shard.zigzag(positions(), g)
+        ),
+    ),
+    "take from the own": (
+        "ShapeError",
+        "is not the whole sequence of 8 tokens",
+        lambda g: Shard.zigzag(positions(), g).take(torch.zeros(1, 4, 3)),
+    ),
+    "join the whole": (
+        "ShapeError",
+        "is not the 4 tokens this process holds",
+        lambda g: Shard.zigzag(positions(), g).join(torch.zeros(1, 8, 3)),
+    ),
+}
+
+
+def error(group, name):
+    """Name and words of the error, before anything was sent: the next case finds all processes in step."""
+    try:
+        ERRORS[name][2](group)
+    except rw.RopewalkError as found:
+        return type(found).__name__, str(found)
+    return "nothing", ""
+
+
+def outside(group):
+    alone = torch.distributed.new_group([0])
+    try:
+        return str(Shard.contiguous(rw.Positions.arange(3), alone).spans[0][0])
+    except rw.ConfigError as found:
+        return str(found)
