@@ -9,6 +9,7 @@ import os
 import tempfile
 import traceback
 from datetime import timedelta
+from multiprocessing import connection
 
 import torch
 import torch.distributed as dist
@@ -33,12 +34,16 @@ class Processes:
         pipes = self.pipes[WORLD - size :]
         for pipe in pipes:
             pipe.send((case.__module__, case.__name__, size, args))
-        answers = [pipe.recv() if pipe.poll(SILENCE) else (False, "said nothing") for pipe in pipes]
-        failed = [f"process {rank} of {size}: {said}" for rank, (well, said) in enumerate(answers) if not well]
-        if failed:
-            self.stop()
-            raise AssertionError("\n".join(failed))
-        return [said for _, said in answers]
+        answers = {}
+        while len(answers) < size:
+            waiting = [pipe for pipe in pipes if pipe not in answers]
+            ready = connection.wait(waiting, SILENCE)
+            answers |= {pipe: _answer(pipe) for pipe in ready} or {pipe: (False, "said nothing") for pipe in waiting}
+            failed = [f"process {pipes.index(p)} of {size}: {said}" for p, (well, said) in answers.items() if not well]
+            if failed:  # the others may wait for it
+                self.stop()
+                raise AssertionError("\n".join(failed))
+        return [answers[pipe][1] for pipe in pipes]
 
     def stop(self):
         """End the processes."""
@@ -62,6 +67,13 @@ class Processes:
             there.close()
             self.pipes.append(here)
             self.processes.append(process)
+
+
+def _answer(pipe):
+    try:
+        return pipe.recv()
+    except EOFError:
+        return False, "ended"
 
 
 def _serve(rank, meeting, pipe):
