@@ -30,7 +30,7 @@ def attend(
         backend: "auto", or the name of one: "dense", "sdpa", "flex", "linear", "flash".
         dropout: probability of dropping a weight. It is always applied: pass 0 when not training.
         return_weights: also return the weights (B, H, Q, K) before dropout (dense only).
-        return_lse: also return the logarithm of the softmax's denominator (B, H, Q), sinks included.
+        return_lse: also return the logarithm of what the weights were divided by (B, H, Q), sinks included.
 
     Returns:
         The output (B, H, Q, D_v) in the dtype of q, or a tuple (output, [weights], [lse]). A query that may see no

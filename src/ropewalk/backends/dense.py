@@ -100,7 +100,7 @@ def run(p: Attention, request: Request) -> Result:
     v = per_query_head(p.v.to(dtype), p.num_heads)
     lse = None
     if p.kernel is not None:
-        weights = _linear_weights(p, visible, dtype)
+        weights, lse = _linear_weights(p, visible, dtype)
     else:
         s = logits(p, visible, dtype)
         if visible is not None:
@@ -128,7 +128,8 @@ def run(p: Attention, request: Request) -> Result:
     return Result(out.to(p.q.dtype), weights.to(p.q.dtype) if request.weights else None, lse)
 
 
-def _linear_weights(p: Attention, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _linear_weights(p: Attention, visible: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the weights of linear attention, and the logarithm of what they were divided by."""
     assert p.kernel is not None
     name = p.kernel.normaliser
     n_k = per_query_head(p.kf[name].to(dtype), p.num_heads)
@@ -137,7 +138,18 @@ def _linear_weights(p: Attention, visible: Tensor | None, dtype: torch.dtype) ->
     if visible is not None:
         weights, sums = weights.masked_fill(~visible, 0.0), sums.masked_fill(~visible, 0.0)
     total = sums.sum(-1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp(min=torch.finfo(dtype).tiny), 0.0)
+    return divide(weights, total), log_of_sum(total)
+
+
+def divide(top: Tensor, total: Tensor) -> Tensor:
+    """Divide by the sums of linear attention, (..., 1); zero where a sum is."""
+    return torch.where(total > 0, top / total.clamp(min=torch.finfo(total.dtype).tiny), 0.0)
+
+
+def log_of_sum(total: Tensor) -> Tensor:
+    """Return the logarithms of sums of linear attention, (..., 1) → (...): its parts merge by them as those of a softmax."""
+    total = total[..., 0]
+    return torch.where(total > 0, total.clamp(min=torch.finfo(total.dtype).tiny).log(), -torch.inf)
 
 
 def why_not(p: Attention, request: Request) -> str | None:
@@ -152,8 +164,6 @@ def why_not(p: Attention, request: Request) -> str | None:
             return "terms, branches, products, soft caps and sinks act on a softmax, and this is linear attention"
         if p.scale is not None or p.own_scale is not None:
             return "linear attention has no logits that a scale could act on"
-        if request.lse:
-            return "linear attention has no log-sum-exp"
     return None
 
 

@@ -8,7 +8,6 @@ computed in chunks: what came before a chunk is one matrix, what is inside is a 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from ropewalk.backends import dense
 from ropewalk.backends.request import Backend, Request, Result
@@ -28,8 +27,8 @@ def run(p: Attention, request: Request) -> Result:
     k, v = (dense.per_query_head(t.to(dtype), h) for t in (p.k, p.v))
     if not p.causal:
         total = (n_q * n_k.sum(2, keepdim=True)).sum(-1, keepdim=True)
-        return Result(_divide(q @ (k.transpose(-1, -2) @ v), total).to(p.q.dtype))
-    out = []
+        return Result(dense.divide(q @ (k.transpose(-1, -2) @ v), total).to(p.q.dtype), lse=dense.log_of_sum(total))
+    out, sums = [q.new_zeros(*q.shape[:2], 0, v.shape[-1])], [q.new_zeros(*q.shape[:2], 0, 1)]
     state = q.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
     weight = q.new_zeros(*k.shape[:2], n_k.shape[-1], 1)
     for start in range(0, q.shape[2], CHUNK):
@@ -39,14 +38,11 @@ def run(p: Attention, request: Request) -> Result:
         norms = (nq @ nk.transpose(-1, -2)).tril()
         top = inside @ vc + qc @ state
         bottom = norms.sum(-1, keepdim=True) + nq @ weight
-        out.append(_divide(top, bottom))
+        out.append(dense.divide(top, bottom))
+        sums.append(bottom)
         state = state + kc.transpose(-1, -2) @ vc
         weight = weight + nk.sum(2)[..., None]
-    return Result(torch.cat(out, 2).to(p.q.dtype) if out else p.q.new_zeros(*q.shape[:3], v.shape[-1]))
-
-
-def _divide(top: Tensor, bottom: Tensor) -> Tensor:
-    return torch.where(bottom > 0, top / bottom.clamp(min=torch.finfo(bottom.dtype).tiny), 0.0)
+    return Result(torch.cat(out, 2).to(p.q.dtype), lse=dense.log_of_sum(torch.cat(sums, 2)))
 
 
 def why_not(p: Attention, request: Request) -> str | None:

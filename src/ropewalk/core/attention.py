@@ -151,7 +151,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Linear:
-    """Linear attention: weights <q_i, k_j> without a softmax, divided by the sum of <n_i, n_j> of this feature."""
+    """Linear attention: weights <q_i, k_j> without a softmax, divided by the sum of <n_i, n_j> ≥ 0 of this feature."""
 
     normaliser: str
 
@@ -668,7 +668,7 @@ def _whole_layer(p: Attention) -> tuple[tuple[int, int], int]:
     h, hk = p.q.shape[1], p.k.shape[1]
     if p.heads == (0, 0) and p.kv_total in (0, hk):
         return (0, h), hk
-    first, total = p.heads
+    first, total = p.heads if _is_pair(p.heads) else (-1, 0)
     if not 0 <= first <= first + h <= total:
         raise ShapeError(
             f"heads={p.heads} and q has {h} of them; give (first, total), the number of q's first head in the layer and how "
@@ -688,6 +688,10 @@ def _whole_layer(p: Attention) -> tuple[tuple[int, int], int]:
             "of one group"
         )
     return (first, total), kv
+
+
+def _is_pair(heads: object) -> bool:
+    return isinstance(heads, tuple) and len(heads) == 2 and all(type(n) is int for n in heads)
 
 
 def check_positions(p: Attention, positions: Positions) -> None:

@@ -22,7 +22,10 @@ from ropewalk.core.errors import CannotEdit, ConfigError, NotRotation, PositionE
 from ropewalk.core.positions import Chain, Positions, Tokens
 
 State = Any
-"""A value that mirrors the module tree: a tensor or a tuple, batch first, or None where nothing runs."""
+"""A value that mirrors the module tree: a tensor or a tuple, batch first, or None where nothing runs.
+
+An empty tuple says that there were tokens before, and nothing more.
+"""
 
 
 class Encoding(nn.Module):

@@ -26,8 +26,8 @@ from ropewalk.core.attention import (
     leaves,
     map_leaves,
 )
-from ropewalk.core.encoding import Encoding, observe, rewrite
-from ropewalk.core.errors import BackendError, CannotSplit, PositionError
+from ropewalk.core.encoding import Encoding, State, observe, rewrite
+from ropewalk.core.errors import CannotSplit, PositionError
 from ropewalk.parallel.exchange import after, join, shift
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def gathered(encoding: Encoding, problem: Attention, shard: Shard) -> Problem:
 def ring(encoding: Encoding, problem: Attention, shard: Shard, backend: str = "auto") -> Tensor:
     """Return the output of this process's queries, (B, H, own tokens, D_v), while keys and values go round once.
 
-    Stretches of keys that causality hides are left out, and the parts are merged by their log-sum-exps. A transfer is not
-    hidden behind the computation.
+    Stretches of keys that causality or a window hides are left out, and the parts are merged by their log-sum-exps. A
+    transfer is not hidden behind the computation. There is no dropout: `gathered` and `attend` have it.
 
     Args:
         encoding: of the layer.
@@ -66,7 +66,7 @@ def ring(encoding: Encoding, problem: Attention, shard: Shard, backend: str = "a
 
     Raises:
         CannotSplit: see `gathered`.
-        BackendError: the logits of a row, or its weights, are needed at once; use `gathered`.
+            Also where it reads the logits or weights of a whole row at once: `gathered` has them.
     """
     local = _encoded(encoding, problem, shard)
     held = [Stored.of(leaf) for leaf in leaves(local)]
@@ -90,8 +90,9 @@ def ring(encoding: Encoding, problem: Attention, shard: Shard, backend: str = "a
     own = shard.spans[shard.rank]
     outs = []
     for i, leaf in enumerate(leaves(over)):
-        merged = [merge(parts[i, queries], leaf.sinks)[0] for queries in own]
-        outs.append(finished(leaf, torch.cat(merged, 2).to(leaf.q.dtype)))
+        merged = torch.cat([merge(parts[i, queries], leaf.sinks)[0] for queries in own], 2)
+        dtype = parts[i, own[0]][0][0].dtype  # under autocast another one than that of q
+        outs.append(finished(leaf, merged.to(leaf.q.dtype)).to(dtype))
     return after(_combined(over, iter(outs)), moving)
 
 
@@ -121,12 +122,16 @@ def _encoded(encoding: Encoding, problem: Attention, shard: Shard) -> Problem:
         keys = problem.k[:, :, :1].expand(-1, -1, shard.length, -1)
         check_mask(problem.replace(k=keys), problem.mask)
     seen, state = observe(encoding, problem.replace(positions=where))
-    if state is not None:
+    if _holds_numbers(state):
         raise CannotSplit(
             f"{name} sums up all tokens before a token (or looks back at them), and other processes hold some of those; "
             "keep the sequence whole and deal out batches or heads"
         )
     return seen if encoding.stores == "raw" else rewrite(encoding, seen)
+
+
+def _holds_numbers(state: State) -> bool:
+    return any(_holds_numbers(s) for s in state) if isinstance(state, tuple) else state is not None
 
 
 def _over(encoding: Encoding, local: Problem, keys: Sequence[Stored], where: Positions) -> Problem:
@@ -150,19 +155,19 @@ def _unpacked(tensors: Sequence[Tensor], like: Sequence[Stored]) -> list[Stored]
 
 def _check_rows_part(p: Attention) -> None:
     what = None
-    if p.kernel is not None:
-        what = "linear attention has no log-sum-exp to merge by"
-    elif p.product is not None and p.product.rows_coupled:
+    if p.product is not None and p.product.rows_coupled:
         what = "the scores couple the rows"
     elif not all(isinstance(term, Pointwise) for term in p.terms):
         what = "a term reads the whole row of logits or weights"
     if what is not None:
-        raise BackendError(f"keys cannot be attended to a part at a time: {what}. Use parallel.gathered and attend")
+        raise CannotSplit(f"keys cannot be attended to a part at a time: {what}. Use parallel.gathered and attend")
 
 
 def _pieces(leaf: Attention, shard: Shard, keys: Span) -> Iterator[tuple[Span, Attention]]:
     """Cut a problem over one stretch of keys into the stretches of this process's queries that see any of it."""
-    plain = leaf.causal and all(mask.name != "causal" for mask in leaf.masks)
+    replaced = {mask.name for mask in leaf.masks}
+    plain = leaf.causal and "causal" not in replaced
+    window = leaf.window if "window" not in replaced else None
     bare = leaf.replace(sinks=None, finish=())  # done once, when all keys were seen
     if leaf.mask is not None:
         bare = bare.replace(mask=leaf.mask[..., slice(*keys)])
@@ -173,6 +178,8 @@ def _pieces(leaf: Attention, shard: Shard, keys: Span) -> Iterator[tuple[Span, A
         start = stop
         if plain and keys[0] >= queries[1]:
             continue
+        if window is not None and max(queries[0] - keys[1], keys[0] - queries[1]) + 1 >= window:
+            continue  # the nearest pair is too far apart
         piece = bare.select_queries(index).replace(positions=shard.pair(queries, keys))
         if plain and keys[1] <= queries[0] + 1:
             piece = piece.replace(causal=False)  # every key is an earlier one: no mask

@@ -9,8 +9,11 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ropewalk.core.encoding import Encoding
+from ropewalk.core.errors import ConfigError
+from ropewalk.parallel.shard import place
 
 
 def parameters_of_encodings(module: nn.Module) -> set[nn.Parameter]:
@@ -23,13 +26,22 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup | None = None, *, 
 
     Sums are right where processes hold different heads or tokens of one loss, means where each has a batch and a loss of
     its own. A process whose heads used a parameter not at all counts as zero.
+
+    Raises:
+        ConfigError: no process group, or parameters that were dealt out too.
     """
+    size = place(group)[1]
     learned = parameters_of_encodings(module)
     for parameter in module.parameters():  # in one order everywhere
         if parameter not in learned or not parameter.requires_grad:
             continue
+        if isinstance(parameter, DTensor):
+            raise ConfigError(
+                f"what encodings learn was dealt out with the rest, a parameter of shape {tuple(parameter.shape)} for one: leave "
+                "it whole by ignored_params=parameters_of_encodings(module)"
+            )
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         dist.all_reduce(parameter.grad, group=group)
         if mean:
-            parameter.grad.div_(dist.get_world_size(group))
+            parameter.grad.div_(size)

@@ -46,7 +46,7 @@ class Shard:
     def __init__(
         self, positions: Positions, spans: Sequence[Sequence[Span]], group: dist.ProcessGroup | None = None
     ) -> None:
-        self.rank, self.size = _place(group)
+        self.rank, self.size = place(group)
         if not positions.is_self or positions.order is not None:
             raise PositionError("a sequence is dealt out with the positions of self-attention: one side, in its order")
         self.group, self.whole, self.length = group, positions, positions.key.length
@@ -68,13 +68,14 @@ class Shard:
     @classmethod
     def contiguous(cls, positions: Positions, group: dist.ProcessGroup | None = None) -> Shard:
         """Deal out one stretch each, as equal as can be."""
-        size = _place(group)[1]
-        return cls(positions, [[span] for span in _cut(positions.key.length, size)], group)
+        size = place(group)[1]
+        spans = _cut(positions.key.length, size)
+        return cls(positions, [[s] if s[0] < s[1] else [] for s in spans], group)
 
     @classmethod
     def zigzag(cls, positions: Positions, group: dist.ProcessGroup | None = None) -> Shard:
         """Deal out two stretches each, the r-th from the start and the r-th from the end: equal work under causality."""
-        size = _place(group)[1]
+        size = place(group)[1]
         spans = _cut(positions.key.length, 2 * size)
         return cls(positions, [[s for s in (spans[r], spans[-1 - r]) if s[0] < s[1]] for r in range(size)], group)
 
@@ -137,7 +138,8 @@ class Shard:
             )
 
 
-def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
+def place(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """Return (rank, size): which process of the group this one is, and of how many."""
     if not dist.is_available() or not dist.is_initialized():
         raise ConfigError("there are no processes to deal out to: call torch.distributed.init_process_group first")
     rank = dist.get_rank(group)
