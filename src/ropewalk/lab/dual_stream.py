@@ -131,7 +131,8 @@ class DualStreamLayer(nn.Module):
         q, k, v = (w(n, of).unflatten(-1, (-1, self.head_dim)) for w in (self.q, self.k, self.v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, of), self.k_norm(k, of)
-        problem = Attention(*(t.transpose(1, 2) for t in (q, k, v)), positions, x=n)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        problem = Attention(q, k, v, positions, x=n)
         seen = attend(self.encoding(problem) if extend is None else extend(problem))
         x = x + self.out(seen.transpose(1, 2).flatten(2), of)
         return x + self.feed_forward(self.norm_feed_forward(x, of), of)

@@ -94,6 +94,7 @@ class AdditionCoupled(Addition):
     """
 
     name = "addition_coupled"
+    domain = "coupling"
     summary = "add two whole numbers, with the same position for digits of equal significance"
     source = COUPLING
     max_position: int

@@ -102,8 +102,8 @@ class PictureQuestion(Placed):
         """(N, cells) which cells are of the object."""
         grid = torch.cartesian_prod(torch.arange(size), torch.arange(size + 1))
         if self.object is not None:
-            *place, side = self.object
-            corner, sides = torch.tensor([place] * count), torch.full((count,), side)
+            row, column, side = self.object
+            corner, sides = torch.tensor([[row, column]] * count), torch.full((count,), side)
         else:
             sides = torch.ones(count, dtype=torch.int64)
             if self.largest_object > 1:
