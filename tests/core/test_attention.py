@@ -476,3 +476,54 @@ def test_linear_needs_its_normaliser(problem):
     p = problem().with_features(q={"n": problem().q.abs()}, k={"n": problem().k.abs()}).replace(kernel=Linear("n"))
     assert torch.isfinite(attend(p, "dense")).all()
     assert isinstance(KVCache(RoPE(8)), KVCache)
+
+
+# ---- some heads of a layer -------------------------------------------------------------------------------------------
+
+
+def of_heads(h, hk, **fields):
+    return Attention(zeros(1, h, 3, 8), zeros(1, hk, 3, 8), zeros(1, hk, 3, 8), **fields)
+
+
+@pytest.mark.parametrize(
+    ("h", "hk", "heads", "kv_total", "said"),
+    [
+        (2, 1, (3, 4), 2, r"heads=\(3, 4\) and q has 2 of them"),
+        (2, 1, (-1, 4), 2, r"first \+ 2 <= total"),
+        (2, 2, 2, 0, "give \\(first, total\\)"),
+        (2, 2, (0, 4, 8), 0, "give \\(first, total\\)"),
+        (2, 2, (0.0, 4.0), 0, "give \\(first, total\\)"),
+        (4, 2, (0, 0), 4, "q has 4 of them"),  # key heads of a layer whose query heads are not said
+        (2, 1, (0, 4), 0, "kv_total=0, and k has 1 heads for 2 of the 4"),
+        (2, 2, (0, 4), 1, "kv_total=1, and k has 2 heads"),
+        (2, 1, (0, 8), 3, "divides that of its query heads"),
+        (2, 1, (1, 4), 2, "heads of two groups share one"),
+        (4, 1, (0, 8), 4, "heads of two groups share one"),
+    ],
+)
+def test_heads_that_do_not_fit_their_layer(h, hk, heads, kv_total, said):
+    with pytest.raises(ShapeError, match=said):
+        of_heads(h, hk, heads=heads, kv_total=kv_total)
+
+
+@pytest.mark.parametrize(
+    ("h", "hk", "heads", "kv_total", "query", "key"),
+    [
+        (4, 2, (0, 0), 0, [0, 1, 2, 3], [0, 1]),
+        (2, 1, (2, 4), 2, [2, 3], [1]),
+        (1, 1, (1, 4), 2, [1], [0]),
+        (2, 2, (2, 4), 0, [2, 3], [2, 3]),
+        (2, 2, (1, 4), 2, [1, 2], [0, 1]),  # of two groups, with a key head each
+        (4, 2, (4, 16), 8, [4, 5, 6, 7], [2, 3]),
+    ],
+)
+def test_what_is_per_head_is_cut(h, hk, heads, kv_total, query, key):
+    p = of_heads(h, hk, heads=heads, kv_total=kv_total)
+    assert p.head_slice(torch.arange(p.heads[1])).tolist() == query
+    assert p.kv_head_slice(torch.arange(p.kv_total)).tolist() == key
+
+
+def test_heads_survive_caches_and_rewrites():
+    p = of_heads(2, 1, heads=(2, 4), kv_total=2)
+    for made in (Sequential(RoPE(8), ALiBi(4))(p), KVCache(ALiBi(4)).extend(p)):
+        assert (made.heads, made.kv_total) == ((2, 4), 2)

@@ -787,3 +787,34 @@ def test_documents_of_one_side_only():
     for sides in ({"q": with_ids, "k": torch.arange(3)}, {"q": torch.arange(3), "k": with_ids}):
         with pytest.raises(PositionError, match="to both sides"):
             Positions(**sides)
+
+
+# ---- keys that are a stretch of a sequence ---------------------------------------------------------------------------
+
+
+def placed(start, stop):
+    return Tokens.arange(stop - start, offset=start).with_columns(order=torch.arange(start, stop)[None])
+
+
+def test_keys_are_counted_from_zero_or_say_where_they_lie():
+    assert Positions.arange(3).key_index().tolist() == [[0, 1, 2]]
+    there = Positions(placed(4, 7))
+    assert there.key_index().tolist() == there.index().tolist() == [[4, 5, 6]]
+    last = Positions.pair(Tokens.arange(2, offset=5), placed(4, 7))
+    assert last.index().tolist() == [[5, 6]]  # the queries are the last keys, unless an order says which
+    assert Positions.pair(Tokens.arange(2), placed(4, 7), torch.tensor([[1, 6]])).index().tolist() == [[1, 6]]
+
+
+@pytest.mark.parametrize("backend", ["dense", "sdpa"])
+def test_causality_and_windows_go_by_where_keys_lie(backend):
+    """Queries 2 and 5 of a sequence and its keys 3 ... 6, with a window of 2 to both sides."""
+    where = Positions.pair(Tokens.arange(2), placed(3, 7), torch.tensor([[2, 5]]))
+    q, k, v = torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 4, 8), torch.eye(4, 8)[None, None]
+    for fields, seen in (
+        ({}, [[0, 0, 0, 0], [1, 1, 1, 0]]),
+        ({"causal": False}, [[1, 1, 1, 1], [1, 1, 1, 1]]),
+        ({"causal": False, "window": 2}, [[1, 0, 0, 0], [0, 1, 1, 1]]),
+        ({"window": 2}, [[0, 0, 0, 0], [0, 1, 1, 0]]),
+    ):
+        out = attend(Attention(q, k, v, where, **fields), backend)[0, 0, :, :4]
+        assert (out > 0).int().tolist() == seen

@@ -55,25 +55,29 @@ def test_only_content_and_lengths_are_reasons():
 
 # ---- every kind of problem -------------------------------------------------------------------------------------------
 
-ENCODINGS = (
-    "rope",
-    "alibi(num_heads=4) + rope(pairing='half')",
-    "t5(num_heads=4)",
-    "string_shifted(local=2, shift=5)",
-    "xpos",
-    "per_head(rope, alibi(num_heads=2))",
-    "linear_rope",
-)
+ENCODINGS = {
+    "terms": ("alibi(num_heads=4) + rope(pairing='half')", "any"),
+    "a table": ("t5(num_heads=4)", "any"),
+    "two scores": ("string_shifted(local=2, shift=5)", "causal"),
+    "raw keys": ("xpos", "causal"),
+    "split heads": ("per_head(rope, alibi(num_heads=2))", "any"),
+    "no softmax": ("linear_rope", "without sinks"),
+}
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("kind", cases.PROBLEMS)
-@pytest.mark.parametrize("size", [1, 3, 4])
-def test_kinds_of_problems(size, kind, processes):
-    for text in ENCODINGS:
-        if "linear" in text and kind in cases.OF_SOFTMAX:
-            continue
-        ways = [("unequal", "ring")] if size != 3 else [("unequal", "gathered"), ("zigzag", "ring")]
-        processes.run(cases.kind_of_problem, text, kind, ways, size=size)
+def test_kinds_of_problems(kind, encoding, processes):
+    text, only = ENCODINGS[encoding]
+    if (only == "causal" and "causal" in cases.PROBLEMS[kind]()) or (only == "without sinks" and kind == "sinks"):
+        pytest.skip("not defined for it")
+    processes.run(cases.kind_of_problem, text, kind, [("unequal", "gathered"), ("zigzag", "ring")], size=3)
+
+
+@pytest.mark.parametrize("kind", ["counted", "packed", "padded on the left"])
+@pytest.mark.parametrize("size", [1, 4])
+def test_numbers_of_processes(size, kind, processes):
+    processes.run(cases.kind_of_problem, ENCODINGS["terms"][0], kind, [("unequal", "ring")], size=size)
 
 
 def test_layers_whose_gradients_wait_for_each_other(processes):
