@@ -54,6 +54,22 @@ def test_the_first_screen_of_the_readme_runs():
     assert space["out"].shape == q.shape
 
 
+def test_the_page_on_pictures_runs():
+    space = {}
+    for block in blocks("docs/vision.md"):
+        exec(compile(block, "docs/vision.md", "exec"), space)
+    assert (space["rows"], space["columns"]) == (476, 644)
+    q = torch.randn(1, 2, 34 * 46, 80)
+    turned, _ = space["encoding"].rotate(q, q, space["patches"])
+    torch.testing.assert_close(turned[:, :, 0], q[:, :, 0])  # the first patch stands at 0, 0
+    assert not torch.equal(turned[:, :, 1], q[:, :, 1])
+    assert space["cells"].shape == (1, 6, 8)
+    assert 0 <= float(space["anchors"]) <= 1
+    assert (space["far"], space["none"], space["first"]) == ([483, 1420], [], 3)
+    assert space["shares"] == (0.5, 1.0)
+    assert space["pope"] == pytest.approx(2 / 3)
+
+
 def test_the_quickstart_runs(capsys):
     space = {"__name__": "quickstart"}
     exec(compile((ROOT / "examples" / "quickstart.py").read_text(), "quickstart.py", "exec"), space)
