@@ -27,6 +27,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("mixed_resolution",),
         sheet=65,
+        evidence="evidence/pma.json",
     ),
     Record(
         slug="spatial_rope_scale",

@@ -52,6 +52,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32, "t_ref": 40, "t_invalid": 60},  # the authors' times are not public
         needs=("conditions",),
         sheet=60,
+        evidence="evidence/condition_rope.json",
     ),
     Record(
         slug="entity_temporal_rope",
@@ -74,6 +75,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("events",),
         sheet=119,
+        evidence="evidence/entity_temporal_rope.json",
     ),
     Record(
         slug="depth_rope",
@@ -96,5 +98,6 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("depth",),
         sheet=71,
+        evidence="evidence/depth_rope.json",
     ),
 )

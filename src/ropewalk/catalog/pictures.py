@@ -101,6 +101,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("layout",),
         sheet=92,
+        evidence="evidence/spherope.json",
     ),
     Record(
         slug="spherope_flux2",

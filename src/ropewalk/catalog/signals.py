@@ -27,6 +27,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("headings",),
         sheet=54,
+        evidence="evidence/drope_directional.json",
     ),
     Record(
         slug="larope",
@@ -48,6 +49,7 @@ RECORDS: tuple[Record, ...] = (
         factory="ropewalk.rotary.larope:LARoPE",
         defaults={"head_dim": 32},
         sheet=88,
+        evidence="evidence/larope.json",
     ),
     Record(
         slug="time_speaker_rope",
@@ -115,6 +117,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"hidden_size": 128},
         needs=("formulas",),
         sheet=105,
+        evidence="evidence/position_forest.json",
     ),
     Record(
         slug="hrope_paragraph",
