@@ -117,6 +117,7 @@ def test_show(run, record):
     ):
         assert part in out
     assert ("Needs" in out) == bool(record.needs)
+    assert not any(f"  {need}\n" in out for need in record.needs)  # it says how to get it, not its name alone
     code = out[out.index("  import ropewalk as rw") :].split("\n\n")[0]
     compile("\n".join(line.strip() for line in code.splitlines()), "usage", "exec")
     # import, build, and where it acts: on the embeddings, in attention, or in both
