@@ -259,13 +259,16 @@ class VisionTransformerAt(nn.Module):
 
     def __init__(self, label: str, seed: int, classes: int) -> None:
         super().__init__()
+        torch.manual_seed(seed)  # for what encodings draw
         self.how = NAMES[label][1]
         self.vit = VisionTransformer(
             img_size=TRAINED * PATCH, patch_size=PATCH, in_chans=1, num_classes=classes, dynamic_img_size=True, **SHAPE
         )
         with torch.no_grad():
             for name, parameter in self.vit.named_parameters():
-                if parameter.ndim > 1:  # the same start for every encoding, whatever was drawn before
+                if name.endswith("bias"):
+                    parameter.zero_()
+                elif parameter.ndim > 1:  # the same start for every encoding, whatever was drawn before
                     generator = torch.Generator().manual_seed(seed_of(seed, name))
                     std = START if "embed" in name or "token" in name else parameter[0].numel() ** -0.5
                     parameter.copy_(torch.empty(parameter.shape).normal_(0, std, generator=generator))
@@ -275,7 +278,8 @@ class VisionTransformerAt(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits of pictures (B, 1, H, W)."""
         if self.how == SINES:
-            self.vit.pos_embed = self.sines(images.shape[-1] // PATCH)
+            size = images.shape[-1] // PATCH
+            self.vit.pos_embed, self.vit.patch_embed.grid_size = self.sines(size), (size, size)  # nothing to resample
         logits: Tensor = self.vit(images)
         return logits
 
