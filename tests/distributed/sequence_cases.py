@@ -47,10 +47,13 @@ def with_gradients(encoding, p, attended, own=lambda t, axis: t):
     out = attended(problem)
     embedded = encoding.embed(made["x"], p.positions)
     whole = (*out.shape[:2], LENGTH, out.shape[3])
-    loss = (out * own(weights(whole, 1), 2)).sum() + (embedded * own(weights((len(p.q), LENGTH, p.x.shape[2]), 2), 1)).sum()
+    loss = (out * own(weights(whole, 1), 2)).sum() + (
+        embedded * own(weights((len(p.q), LENGTH, p.x.shape[2]), 2), 1)
+    ).sum()
     loss.backward()
     return {"output": (out.detach(), 2), "embeddings": (embedded.detach(), 1)} | {
-        f"gradient of {name}": (torch.zeros_like(t) if t.grad is None else t.grad, AXES[name]) for name, t in made.items()
+        f"gradient of {name}": (torch.zeros_like(t) if t.grad is None else t.grad, AXES[name])
+        for name, t in made.items()
     }
 
 
@@ -63,7 +66,9 @@ def taken_gradients(encoding):
 
 def close(got, want, what, tolerance=TOLERANCE):
     error = testing.compare.error_of(got, want)
-    assert error <= tolerance * max(1.0, float(want.abs().max()) if want.numel() else 0.0), f"{what} differs by {error:.3g}"
+    assert error <= tolerance * max(1.0, float(want.abs().max()) if want.numel() else 0.0), (
+        f"{what} differs by {error:.3g}"
+    )
 
 
 def agree_with_whole(group, encoding, p, ways):
@@ -204,12 +209,20 @@ def problem(length=4, **fields):
 
 
 ERRORS = {
-    "fewer spans": ("ConfigError", "spans of 1 processes, and the group has 2", lambda g: Shard(positions(), [[(0, 8)]], g)),
+    "fewer spans": (
+        "ConfigError",
+        "spans of 1 processes, and the group has 2",
+        lambda g: Shard(positions(), [[(0, 8)]], g),
+    ),
     "a gap": ("ConfigError", r"after token 3 comes \(4, 8\)", lambda g: Shard(positions(), [[(0, 3)], [(4, 8)]], g)),
     "twice": ("ConfigError", r"after token 5 comes \(4, 8\)", lambda g: Shard(positions(), [[(0, 5)], [(4, 8)]], g)),
     "too few": ("ConfigError", "hold 7 of 8 tokens", lambda g: Shard(positions(), [[(0, 3)], [(3, 7)]], g)),
     "too many": ("ConfigError", "hold 9 of 8 tokens", lambda g: Shard(positions(), [[(0, 3)], [(3, 9)]], g)),
-    "an empty span": ("ConfigError", r"after token 3 comes \(3, 3\)", lambda g: Shard(positions(), [[(0, 8), (3, 3)], []], g)),
+    "an empty span": (
+        "ConfigError",
+        r"after token 3 comes \(3, 3\)",
+        lambda g: Shard(positions(), [[(0, 8), (3, 3)], []], g),
+    ),
     "nothing for one": ("ConfigError", "needs one or more", lambda g: Shard(positions(), [[(0, 8)], []], g)),
     "one token for two": ("ConfigError", "use a smaller group", lambda g: Shard.contiguous(rw.Positions.arange(1), g)),
     "one token, zigzag": ("ConfigError", "use a smaller group", lambda g: Shard.zigzag(rw.Positions.arange(1), g)),
@@ -236,9 +249,7 @@ ERRORS = {
     "a mask of the own keys": (
         "ShapeError",
         r"expected boolean .*\(4, 8\)",
-        lambda g: gathered(
-            rw.RoPE(8), problem(mask=torch.ones(4, 4, dtype=torch.bool)), Shard.zigzag(positions(), g)
-        ),
+        lambda g: gathered(rw.RoPE(8), problem(mask=torch.ones(4, 4, dtype=torch.bool)), Shard.zigzag(positions(), g)),
     ),
     "random draws": (
         "CannotSplit",

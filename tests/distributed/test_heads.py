@@ -57,7 +57,9 @@ def agree_with_whole(encoding, p, kv, deal):
         total = [t + g for t, g in zip(total, grads, strict=True)]
     for i, (got, want_of) in enumerate(zip(total, learned, strict=True)):
         size = max(1.0, float(want_of.abs().max()))
-        testing.compare.agree(got / size, want_of / size, TOLERANCE, f"parameter {i}", "the gradient of the whole layer")
+        testing.compare.agree(
+            got / size, want_of / size, TOLERANCE, f"parameter {i}", "the gradient of the whole layer"
+        )
 
 
 @pytest.mark.parametrize("deal", DEALS)
