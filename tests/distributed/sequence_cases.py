@@ -98,6 +98,7 @@ def catalog_entry(group, slug, ways):
     """Whatever kinds of problem an entry is made for, it gives what one process gives; or its words of refusal."""
     made, encoding = of_catalog(slug)
     for causal in made.causals:
+        ways = ways if causal is made.causals[0] else ways[:1]
         p = made.problem(encoding, LENGTH, causal)
         try:
             agree_with_whole(group, encoding, p, ways)
