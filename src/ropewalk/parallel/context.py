@@ -7,8 +7,8 @@ holds those of two at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -188,6 +188,5 @@ def _pieces(leaf: Attention, shard: Shard, keys: Span) -> Iterator[tuple[Span, A
 
 def _combined(problem: Problem, outs: Iterator[Tensor]) -> Tensor:
     if isinstance(problem, Parts):
-        combine = cast("Callable[[list[Tensor]], Tensor]", problem.combine)
-        return combine([_combined(item, outs) for item in problem.items])
+        return problem.combine([_combined(item, outs) for item in problem.items])
     return next(outs)
