@@ -71,7 +71,9 @@ def sharded(group, text, low):
     before = numbers(whole)
     model = copy.deepcopy(whole)
     mesh = DeviceMesh.from_group(group, "cpu")
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32) if low else MixedPrecisionPolicy()
+    policy = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32) if low else MixedPrecisionPolicy()
+    )
     kept = parameters_of_encodings(model)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, ignored_params=kept)

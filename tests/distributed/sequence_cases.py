@@ -98,6 +98,7 @@ def catalog_entry(group, slug, ways):
     """Whatever kinds of problem an entry is made for, it gives what one process gives; or its words of refusal."""
     made, encoding = of_catalog(slug)
     for causal in made.causals:
+        ways = ways if causal is made.causals[0] else ways[:1]
         p = made.problem(encoding, LENGTH, causal)
         try:
             agree_with_whole(group, encoding, p, ways)
@@ -134,6 +135,7 @@ PROBLEMS = {
 
 
 def built(text):
+    torch.manual_seed(0)  # the same numbers on every process, whatever it ran before
     return rw.build(text, head_dim=16, num_heads=4, num_kv_heads=2, hidden_size=24).double()
 
 
@@ -220,7 +222,7 @@ ERRORS = {
     "too many": ("ConfigError", "hold 9 of 8 tokens", lambda g: Shard(positions(), [[(0, 3)], [(3, 9)]], g)),
     "an empty span": (
         "ConfigError",
-        r"after token 3 comes \(3, 3\)",
+        r"after token 8 comes \(3, 3\)",
         lambda g: Shard(positions(), [[(0, 8), (3, 3)], []], g),
     ),
     "nothing for one": ("ConfigError", "needs one or more", lambda g: Shard(positions(), [[(0, 8)], []], g)),

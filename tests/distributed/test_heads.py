@@ -19,8 +19,7 @@ TOLERANCE = 1e-10
 
 # query heads (start, stop) and key heads (start, stop) of each process
 DEALS = {
-    "groups": (2, [((0, 2), (0, 1)), ((2, 4), (1, 2))]),
-    "within groups": (2, [((0, 1), (0, 1)), ((1, 2), (0, 1)), ((2, 3), (1, 2)), ((3, 4), (1, 2))]),
+    "groups": (2, [((0, 2), (0, 1)), ((2, 3), (1, 2)), ((3, 4), (1, 2))]),  # a whole one, and one that is cut
     "a key head each": (4, [((0, 3), (0, 3)), ((3, 4), (3, 4))]),
 }
 
