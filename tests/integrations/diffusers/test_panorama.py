@@ -90,7 +90,6 @@ def test_pictures_of_a_flux_that_has_seen_flat_windows_wrap_around():
     sphere = rw.SpheRoPE(sum(WIDTHS), WIDTHS, BASE, time_position=0)
     with rwd.apply(model, sphere, positions=lambda _: where):
         wrapped, inside_wrapped = seams()
-    print(flat, inside, native, wrapped, inside_wrapped)
     assert flat > 2 and native == pytest.approx(flat, rel=0.1)
     assert wrapped < 1.5
     assert inside_wrapped < 1.2 * inside < 1.5  # of noise it is above 2.5
