@@ -82,7 +82,7 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Gains of one side at some tokens, their length taken out, and how sure they are."""
+    """Gains of one side at some tokens, and which of them are sure; the others are 0."""
 
     side: str
     value: Tensor
@@ -177,7 +177,7 @@ def evidence_of(side: Side, gains: Gains, unit: float) -> Evidence:
     """Return the gains of a side, flat."""
     value, weight = gains.value.flatten(0, 1), gains.weight.flatten(0, 1)
     sure = (weight > 1e-3 * weight.median()) & torch.isfinite(value.real) & torch.isfinite(value.imag)
-    return Evidence(side.name, value, sure, unit * (2 + 4 / math.sqrt(gains.samples)), gains.rest)
+    return Evidence(side.name, value.where(sure, 0.0), sure, unit * (2 + 4 / math.sqrt(gains.samples)), gains.rest)
 
 
 def choose(tokens: Tokens, most: int = ITEMS) -> Tensor:
@@ -222,9 +222,7 @@ class Search:
         chosen = choose(tokens)
         self.reference, self.planes, self.length, self.data = reference, planes, length, data
         self.tokens, self.evidence = tokens.take(chosen), [e.take(chosen) for e in evidence]
-        self.scaled = [
-            torch.where(e.sure, e.value / e.length.clamp(min=1e-300), torch.zeros_like(e.value)) for e in self.evidence
-        ]
+        self.scaled = [e.value / e.length.clamp(min=1e-300) for e in self.evidence]
         n = len(chosen)
         every = torch.arange(n)
         self.every = every
@@ -308,17 +306,15 @@ class Search:
         met, left = [], []
         angle = rounding.float32_angles(self.reach[which], omega)
         for e, given in zip(self.evidence, self.scaled, strict=True):
-            sure, scaled = e.sure[which], given[which]
-            here = made.where(sure, 0.0)
+            value, sure, scaled = e.value[which], e.sure[which], given[which]
             if fitted:
-                own = _real_product(e.value[which].where(sure, 0.0), here).sum((1, 2))
-                length = own / _real_product(here, here).sum((1, 2)).clamp(min=1e-300)
-                scaled = e.value[which].where(sure, 0.0) / length.clamp(min=1e-12)[:, None, None]
-            off = scaled - here
-            error = _real_product(off, off).nan_to_num(nan=4.0).clamp(max=4.0)
+                length = _dot(value, made).sum((1, 2)) / (_dot(made, made) * sure).sum((1, 2)).clamp(min=1e-300)
+                scaled = value * (1 / length.clamp(min=1e-12))[:, None, None]
+            off = scaled - made
+            error = _dot(off, off).nan_to_num_(nan=4.0).clamp_(max=4.0).mul_(sure)
+            good = (error <= (e.noise + angle).clamp_(max=0.2).square_()).float()
             count = sure.sum().clamp(min=1)
-            good = (error <= (e.noise + angle).clamp(max=0.2).square()).float()
-            share = 1 - (good.numel() // len(good) - good.sum((1, 2)).double()) / count
+            share = 1 - (sure.numel() - good.sum((1, 2)).double()) / count
             # A few numbers may lie at the border of rounding; a token or a plane that is wrong as a whole does not.
             whole = (good.mean(2).amin(1) >= 0.5) & (good.mean(1).amin(1) >= 0.5)
             met.append(torch.where(whole, share, share.clamp(max=ROUNDED - 0.01)))
@@ -476,7 +472,7 @@ class Search:
                 self._try([(g.frequencies, g.places) for g in cheap], (sense,), precision)
 
 
-def _real_product(a: Tensor, b: Tensor) -> Tensor:
+def _dot(a: Tensor, b: Tensor) -> Tensor:
     """Return Re(a b̄)."""
     return a.real * b.real + a.imag * b.imag
 
