@@ -446,7 +446,11 @@ class Search:
         kept, backwards = [], []
         for f, found in ((trials[i], float(far[i])) for i in enough.nonzero().flatten().tolist()):
             offset = float(round(found)) if abs(found - round(found)) < 0.05 else found
-            if sense == "sign" and -offset > float(given.at.max()) - 0.5 and float(given.at.max()) > float(given.at.min()):
+            if (
+                sense == "sign"
+                and -offset > float(given.at.max()) - 0.5
+                and float(given.at.max()) > float(given.at.min())
+            ):
                 backwards.append((f, reversed_places(given, -offset)))
             elif offset:
                 kept.append((f, shifted_places(given, offset)))
