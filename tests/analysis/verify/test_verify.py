@@ -44,7 +44,7 @@ def test_positions_are_read_from_gains():
     omega = 10_000.0 ** (-torch.arange(16, dtype=torch.float64) / 16)
     p = torch.tensor([0.0, 1, 17, 1234, 4095, -3, 12.5], dtype=torch.float64)
     torch.testing.assert_close(
-        locate(torch.exp(1j * omega * p[:, None]), omega, torch.zeros(7, dtype=torch.float64)), p
+        locate(torch.exp(1j * omega * p[:, None]), omega[None], torch.zeros(7, dtype=torch.float64))[0], p
     )
 
 

@@ -53,7 +53,11 @@ class Places:
     cost: float = 1.0
     same_as: tuple[str, ...] = ()
     needs: str = "other positions than 0, 1, 2, ..."
-    evidence: str = ""
+
+    @property
+    def wide(self) -> Tensor:
+        """Positions as (n, 1) or (n, P)."""
+        return self.at if self.at.ndim == 2 else self.at[:, None]
 
 
 USUAL = tuple(n * 10.0**e for e in range(3, 9) for n in (1, 2, 5))

@@ -6,8 +6,9 @@ compared with the measured ones; among the guesses that leave nothing but roundi
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -29,7 +30,7 @@ from ropewalk.analysis.verify.candidates import (
     wanted_frequencies,
     wanted_places,
 )
-from ropewalk.analysis.verify.measure import Gains, Structure, frequencies, locate, read
+from ropewalk.analysis.verify.measure import Gains, Structure, frequencies, locate, read, turn
 from ropewalk.analysis.verify.observation import Observation, Side
 from ropewalk.analysis.verify.reference import Reference
 from ropewalk.analysis.verify.tables import Precision, precisions
@@ -44,6 +45,12 @@ SCREEN, PROMISING, NEAR = 16, 0.5, 0.1
 
 LEAST = (1e-3, 0.02)
 """How far the gains of a located position may be off: as exact tables make them, then as rounded ones do."""
+
+RIVAL = 0.3
+"""How much more than the best guess another may cost that is told of."""
+
+BATCH = 2**16
+"""Gains that are compared at once."""
 
 FARTHEST = 1e9
 """No position is looked for beyond."""
@@ -75,7 +82,7 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Gains of one side at some tokens, their length taken out, and how sure they are."""
+    """Gains of one side at some tokens, and which of them are sure; the others are 0."""
 
     side: str
     value: Tensor
@@ -123,14 +130,11 @@ class Guess:
 
     def gains(self) -> Tensor:
         """Return what pairs are multiplied by, (n, P)."""
-        at = self.places.at if self.places.at.ndim == 2 else self.places.at[:, None]
-        return _sensed(_gains(at, self.frequencies.inv_freq, self.precision, self.factor), self.sense)
+        return _sensed(_gains(self.places.wide, self.frequencies.inv_freq, self.precision, self.factor), self.sense)
 
 
 def _gains(at: Tensor, inv_freq: Tensor, precision: Precision | None, factor: float) -> Tensor:
-    if precision is not None:
-        return precision.gains(at, inv_freq, factor)
-    return torch.polar(torch.ones(1, dtype=torch.float64), at * inv_freq)
+    return turn(at * inv_freq) if precision is None else precision.gains(at, inv_freq, factor)
 
 
 def _sensed(made: Tensor, sense: str) -> Tensor:
@@ -173,7 +177,7 @@ def evidence_of(side: Side, gains: Gains, unit: float) -> Evidence:
     """Return the gains of a side, flat."""
     value, weight = gains.value.flatten(0, 1), gains.weight.flatten(0, 1)
     sure = (weight > 1e-3 * weight.median()) & torch.isfinite(value.real) & torch.isfinite(value.imag)
-    return Evidence(side.name, value, sure, unit * (2 + 4 / math.sqrt(gains.samples)), gains.rest)
+    return Evidence(side.name, value.where(sure, 0.0), sure, unit * (2 + 4 / math.sqrt(gains.samples)), gains.rest)
 
 
 def choose(tokens: Tokens, most: int = ITEMS) -> Tensor:
@@ -218,15 +222,16 @@ class Search:
         chosen = choose(tokens)
         self.reference, self.planes, self.length, self.data = reference, planes, length, data
         self.tokens, self.evidence = tokens.take(chosen), [e.take(chosen) for e in evidence]
-        self.scaled = [
-            torch.where(e.sure, e.value / e.length.clamp(min=1e-300), torch.zeros_like(e.value)) for e in self.evidence
-        ]
+        self.scaled = [e.value / e.length.clamp(min=1e-300) for e in self.evidence]
         n = len(chosen)
         every = torch.arange(n)
         self.every = every
         self.few = torch.linspace(0, n - 1, SCREEN).long() if n > 2 * SCREEN else every
+        self.noise = max(e.noise for e in self.evidence)
+        self.reach = torch.maximum(self.tokens.positions.abs().amax(-1), self.tokens.index.double())[:, None] + 1
         self.no_sine = all(map(_real, self.evidence))
         self.guesses: list[Guess] = []
+        self.explaining: list[Guess] = []
 
     def run(self) -> Guess:
         """Return the best guess."""
@@ -236,7 +241,7 @@ class Search:
         places = [given]
         t = self.tokens
         places += other_places(self.reference, t.positions, t.index, t.row, self.planes, t.first)
-        self._try(known, places, tuple(SENSES))
+        self._try(list(itertools.product(known, places)), tuple(SENSES))
         if not self._settled(1.06):
             self._fit(known, places)
         if not self._settled(1.06):
@@ -244,23 +249,24 @@ class Search:
         return self.best()
 
     def _settled(self, cost: float) -> bool:
-        return any(g.explains and g.cost <= cost for g in self.guesses)
+        return any(g.cost <= cost for g in self.explaining)
 
     def best(self) -> Guess:
         """Return the cheapest guess that explains all, or the one that leaves least."""
-        # Where no gain has an imaginary part there is no sine, whatever else is wrong.
-        guesses = [g for g in self.guesses if g.sense == "no-sin" or not self.no_sine]
-        explaining = [g for g in guesses if g.explains]
-        if explaining:
+        if explaining := self._possible(self.explaining):
             cheapest = min(g.cost for g in explaining)
             return min((g for g in explaining if g.cost <= cheapest + 1e-9), key=lambda g: (-round(g.met, 3), g.left))
-        return min(guesses, key=lambda g: (g.left + 1e-12) * (1 + 0.2 * g.cost))
+        return min(self._possible(self.guesses), key=lambda g: (g.left + 1e-12) * (1 + 0.2 * g.cost))
+
+    def _possible(self, guesses: Sequence[Guess]) -> list[Guess]:
+        """Leave out what is not: where no gain has an imaginary part there is no sine, whatever else is wrong."""
+        return [g for g in guesses if g.sense == "no-sin" or not self.no_sine]
 
     def rivals(self, best: Guess) -> list[Guess]:
         """Return guesses of about the same cost that explain as much by other causes."""
         found: dict[tuple[str, ...], Guess] = {}
-        for g in sorted(self.guesses, key=lambda g: g.cost):
-            if g.explains and g.cost <= best.cost + 0.3 and g.causes != best.causes and g.causes:
+        for g in sorted(self.explaining, key=lambda g: g.cost):
+            if g.cost <= best.cost + RIVAL and g.causes != best.causes and g.causes:
                 found.setdefault(g.causes, g)
         return list(found.values())[:3]
 
@@ -268,54 +274,51 @@ class Search:
 
     def _try(
         self,
-        freqs: Iterable[Frequencies],
-        places: Sequence[Places],
+        pairs: Sequence[tuple[Frequencies, Places]],
         senses: Sequence[str],
         precision: Precision | None = None,
     ) -> None:
-        if not places:
-            return
-        reach, factor = self._reach(), self.reference.spectrum.attention_factor
-        wide = any(p.at.ndim == 2 for p in places)
-        at = torch.stack([_wide(p.at, self.planes if wide else 1) for p in places])
+        factor = self.reference.spectrum.attention_factor
         # Where gains have no one length, it is what fits best.
         free = ("no-sin", "no-cos") if precision is None else senses
-        for f in freqs:
-            off = [(e.noise + rounding.float32_angles(reach, f.inv_freq)).clamp(max=0.2) for e in self.evidence]
-            made = _gains(at[:, self.few], f.inv_freq, precision, factor)
+        # Many guesses at once, as far as the numbers of one step stay near the processor.
+        step = max(BATCH // (len(self.few) * self.planes), 1)
+        for some in (pairs[i : i + step] for i in range(0, len(pairs), step)):
+            omega = torch.stack([f.inv_freq for f, _ in some])[:, None]
+            planes = max(p.wide.shape[-1] for _, p in some)
+            at = torch.stack([p.wide.expand(-1, planes) for _, p in some])
+            made = _gains(at[:, self.few], omega, precision, factor)
             for sense in senses:
-                met, left = self._score(_sensed(made, sense), off, self.few, sense in free)
-                if len(self.few) < len(self.every):
-                    some = ((met >= PROMISING) | (left <= NEAR)).nonzero().flatten()
-                    if len(some):
-                        full = _sensed(_gains(at[some], f.inv_freq, precision, factor), sense)
-                        met[some], left[some] = self._score(full, off, self.every, sense in free)
-                self.guesses += [
+                met, left = self._score(_sensed(made, sense), omega, self.few, sense in free)
+                more = ((met >= PROMISING) | (left <= NEAR)).nonzero().flatten()
+                if len(self.few) < len(self.every) and len(more):
+                    full = _sensed(_gains(at[more], omega[more], precision, factor), sense)
+                    met[more], left[more] = self._score(full, omega[more], self.every, sense in free)
+                scored = [
                     Guess(f, p, sense, precision, m, rest, factor)
-                    for p, m, rest in zip(places, met.tolist(), left.tolist(), strict=True)
+                    for (f, p), m, rest in zip(some, met.tolist(), left.tolist(), strict=True)
                 ]
+                self.guesses += scored
+                self.explaining += [g for g in scored if g.explains]
 
-    def _reach(self) -> Tensor:
-        return torch.maximum(self.tokens.positions.abs().amax(-1), self.tokens.index.double())[:, None] + 1
-
-    def _score(self, made: Tensor, off: Sequence[Tensor], which: Tensor, fitted: bool) -> tuple[Tensor, Tensor]:
+    def _score(self, made: Tensor, omega: Tensor, which: Tensor, fitted: bool) -> tuple[Tensor, Tensor]:
         """Return the share of gains that guesses meet, and the mean square that they leave: (guesses, tokens, P) → (guesses,)."""
         met, left = [], []
-        for e, given, allowed in zip(self.evidence, self.scaled, off, strict=True):
+        angle = rounding.float32_angles(self.reach[which], omega)
+        for e, given in zip(self.evidence, self.scaled, strict=True):
             value, sure, scaled = e.value[which], e.sure[which], given[which]
             if fitted:
-                own = (value * made.conj()).real.masked_fill(~sure, 0.0).sum((1, 2))
-                length = own / made.abs().square().masked_fill(~sure, 0.0).sum((1, 2)).clamp(min=1e-300)
-                scaled = (value / length.clamp(min=1e-12)[:, None, None]).masked_fill(~sure, 0.0)
-            error = (scaled - made).abs().nan_to_num(nan=2.0, posinf=2.0).masked_fill(~sure, 0.0)
+                length = _dot(value, made).sum((1, 2)) / (_dot(made, made) * sure).sum((1, 2)).clamp(min=1e-300)
+                scaled = value * (1 / length.clamp(min=1e-12))[:, None, None]
+            off = scaled - made
+            error = _dot(off, off).nan_to_num_(nan=4.0).clamp_(max=4.0).mul_(sure)
+            good = (error <= (e.noise + angle).clamp_(max=0.2).square_()).float()
             count = sure.sum().clamp(min=1)
-            good = error <= allowed[which]
-            share = (good & sure).sum((1, 2)) / count
+            share = 1 - (sure.numel() - good.sum((1, 2)).double()) / count
             # A few numbers may lie at the border of rounding; a token or a plane that is wrong as a whole does not.
-            good = good.double()
             whole = (good.mean(2).amin(1) >= 0.5) & (good.mean(1).amin(1) >= 0.5)
-            met.append(torch.where(whole, share, share.clamp(max=ROUNDED - 0.01)).double())
-            left.append(error.clamp(max=2.0).square().sum((1, 2)) / count)
+            met.append(torch.where(whole, share, share.clamp(max=ROUNDED - 0.01)))
+            left.append(error.sum((1, 2)) / count)
         return torch.stack(met).amin(0), torch.stack(left).amax(0)
 
     def _best_few(self, count: int, senses: Iterable[str]) -> list[Guess]:
@@ -340,39 +343,41 @@ class Search:
             omega, _, hold = frequencies(value, place.at)
             free = list(fitted_frequencies(self.reference, omega.abs(), wanted.inv_freq, self.length))
             laws += free
-            self._try(free, [place], ("", "sign", "swapped"))
+            self._try([(f, place) for f in free], ("", "sign", "swapped"))
             if place is given:
-                self._rescale(known, omega, hold, given)
+                self._try(list(self._rescaled(known, omega, hold, given)), ("", "sign"))
         if self._settled(1.06):
             return
         trials = _distinct([*known, *(g.frequencies for g in self._best_few(3, ("", "sign"))), *self._lawful(laws)])
         trials = [f for f in trials if f.cause != "frequencies"]
         turned = {"": value, "sign": value.conj()}
-        for f in trials:
-            for sense, gains in turned.items():
-                self._shift(f, gains, sense, given)
+        for sense, gains in turned.items():
+            self._shift(trials, gains, sense, given)
+        near = given.at if given.at.ndim == 1 else self.tokens.positions.amax(-1)
+        located = {sense: self._located(trials, gains, near) for sense, gains in turned.items()}
         for least in LEAST:
-            for sense, gains in turned.items():
-                for f in trials:
-                    self._locate(f, gains, sense, least)
-            if self._settled(2.4) or 4 * max(e.noise for e in self.evidence) >= LEAST[-1]:
+            for sense, found in located.items():
+                axes = [] if given.at.ndim == 1 or least != LEAST[0] else self._assigned(trials, turned[sense])
+                self._try([*axes, *self._described(trials, *found, near, least)], (sense,))
+            if self._settled(2.4) or 4 * self.noise >= LEAST[-1]:
                 return
 
-    def _rescale(self, known: Sequence[Frequencies], omega: Tensor, hold: Tensor, given: Places) -> None:
-        """Try known frequencies together with a scale on positions."""
+    def _rescaled(
+        self, known: Sequence[Frequencies], omega: Tensor, hold: Tensor, given: Places
+    ) -> Iterator[tuple[Frequencies, Places]]:
+        """Yield known frequencies together with a scale on positions."""
         span = float(given.at.max() - given.at.min())
-        noise = max(e.noise for e in self.evidence)
         for f in known:
             own = f.inv_freq.abs()
             # Fast planes may have lost turns, and slow ones show nothing.
-            seen = (hold > 0.9) & (own * 4 < torch.pi) & (own * span > 20 * noise) & (omega.abs() > 0)
+            seen = (hold > 0.9) & (own * 4 < torch.pi) & (own * span > 20 * self.noise) & (omega.abs() > 0)
             if int(seen.sum()) < 2:
                 continue
             ratios = (omega.abs() / own)[seen]
             scale = nice(float(ratios.median()))
             if scale <= 0 or abs(scale - 1) < 1e-9 or float(((ratios / scale - 1).abs() < 0.02).double().mean()) < 0.8:
                 continue
-            self._try([f], [scaled_places(given, scale)], ("", "sign"))
+            yield f, scaled_places(given, scale)
 
     def _lawful(self, laws: list[Frequencies]) -> list[Frequencies]:
         """Return the fitted laws that some guess does best with."""
@@ -383,91 +388,74 @@ class Search:
         )
         return [g.frequencies for g in ranked[:4]]
 
-    def _locate(self, f: Frequencies, value: Tensor, sense: str, least: float) -> None:
-        t = self.tokens
-        positions = t.positions
-        wanted = wanted_places(self.reference, positions, self.planes).at
-        if wanted.ndim == 2:
-            if least == LEAST[0]:
-                self._assign(f, value, sense)
-            near = positions.amax(-1)
-        else:
-            near = wanted
-        found = locate(value, f.inv_freq, near)
-        off = (value - torch.polar(torch.ones(1, dtype=torch.float64), found[:, None] * f.inv_freq)).abs()
-        noise = max(e.noise for e in self.evidence)
-        allowed = (4 * noise + rounding.float32_angles(self._reach(), f.inv_freq)).clamp(min=least, max=0.3)
-        sure = ((off <= allowed).double().mean(-1)) > 0.9
-        if int(sure.sum()) < max(1, 0.3 * len(sure)):
-            return
-        # Rounding of the gains moves a located position by much less than a step, if the planes are fast enough.
-        snapped = torch.where((found - found.round()).abs() < 0.1, found.round(), found)
-        laws = list(described_places(snapped, near, t.index, t.row, sure))
-        self._try([f], laws, (sense,))
+    def _located(self, trials: Sequence[Frequencies], value: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions that the angles stand for, (trials, n), and how far gains are off there, (trials, n, P)."""
+        omega = torch.stack([f.inv_freq for f in trials])
+        found = locate(value, omega, near)
+        return found, (value - turn(found[..., None] * omega[:, None])).abs()
 
-    def _assign(self, f: Frequencies, value: Tensor, sense: str) -> None:
-        """Find for each plane the axis that it reads."""
+    def _described(
+        self, trials: Sequence[Frequencies], found: Tensor, off: Tensor, near: Tensor, least: float
+    ) -> Iterator[tuple[Frequencies, Places]]:
+        """Yield laws that located positions follow."""
         t = self.tokens
-        names = [
-            *(
-                ("t", "row", "column")
-                if t.positions.shape[-1] == 3
-                else (f"axis {a}" for a in range(t.positions.shape[-1]))
-            ),
-            "the token's number",
-        ]
-        columns = [*t.positions.unbind(-1), t.index.double()]
-        off = torch.stack(
-            [
-                (value - torch.polar(torch.ones(1, dtype=torch.float64), c[:, None] * f.inv_freq))
-                .abs()
-                .square()
-                .mean(0)
-                for c in columns
-            ]
-        )
-        best = off.argmin(0)
-        wanted = self.reference.axis or ()
-        at = torch.stack([columns[int(a)][:] for a in best], -1)
-        runs, i = [], 0
-        while i < len(best):
-            j = i
-            while j < len(best) and best[j] == best[i]:
-                j += 1
-            runs.append(f"planes {i} to {j - 1} read {names[int(best[i])]}")
-            i = j
-        if tuple(best.tolist()) != tuple(wanted):
-            self._try(
-                [f],
-                [
-                    Places(
-                        "sections",
-                        "planes read other axes than the configuration says: " + "; ".join(runs[:6]),
-                        "deal the planes out by mrope_section",
-                        at,
-                        1.3,
-                        needs="tokens whose axes differ",
-                    )
-                ],
-                (sense,),
+        for f, where, here in zip(trials, found, off, strict=True):
+            allowed = (4 * self.noise + rounding.float32_angles(self.reach, f.inv_freq)).clamp(min=least, max=0.3)
+            sure = (here <= allowed).double().mean(-1) > 0.9
+            if int(sure.sum()) < max(1, 0.3 * len(sure)):
+                continue
+            # Rounding of the gains moves a located position by much less than a step, if the planes are fast enough.
+            snapped = torch.where((where - where.round()).abs() < 0.1, where.round(), where)
+            for law in described_places(snapped, near, t.index, t.row, sure):
+                yield f, law
+
+    def _assigned(self, trials: Sequence[Frequencies], value: Tensor) -> Iterator[tuple[Frequencies, Places]]:
+        """Yield for each plane the axis that it reads."""
+        t = self.tokens
+        axes = t.positions.shape[-1]
+        names = [*(("t", "row", "column") if axes == 3 else (f"axis {a}" for a in range(axes))), "the token's number"]
+        columns = torch.cat((t.positions, t.index[:, None].double()), -1)
+        for f in trials:
+            best = (value[:, None] - turn(columns[..., None] * f.inv_freq)).abs().square().mean(0).argmin(0)
+            if tuple(best.tolist()) == (self.reference.axis or ()):
+                continue
+            runs, first = [], 0
+            for axis, run in itertools.groupby(best.tolist()):
+                last = first + len(list(run)) - 1
+                runs.append(f"planes {first} to {last} read {names[axis]}")
+                first = last + 1
+            yield (
+                f,
+                Places(
+                    "sections",
+                    "planes read other axes than the configuration says: " + "; ".join(runs[:6]),
+                    "deal the planes out by mrope_section",
+                    columns[:, best],
+                    1.3,
+                    needs="tokens whose axes differ",
+                ),
             )
 
-    def _shift(self, f: Frequencies, value: Tensor, sense: str, given: Places) -> None:
+    def _shift(self, trials: Sequence[Frequencies], value: Tensor, sense: str, given: Places) -> None:
         """Try an offset of all positions: what is left over, alike for all tokens, when the given ones are taken out."""
-        at = _wide(given.at, self.planes)
-        rest = (value * _gains(at, f.inv_freq, None, 1.0).conj()).mean(0)
-        held = (f.inv_freq > 0) & (rest.abs() > 0.9)
-        if int(held.sum()) < max(1, 0.5 * int((f.inv_freq > 0).sum())):
-            return
-        phase = torch.polar(torch.ones(1, dtype=torch.float64), rest.angle())
-        found = float(locate(phase[None, held], f.inv_freq[held], torch.zeros(1, dtype=torch.float64))[0])
-        if not abs(found) < FARTHEST:
-            return
-        offset = float(round(found)) if abs(found - round(found)) < 0.05 else found
-        if sense == "sign" and -offset > float(given.at.max()) - 0.5 and float(given.at.max()) > float(given.at.min()):
-            self._try([f], [reversed_places(given, -offset)], ("",))
-        elif offset:
-            self._try([f], [shifted_places(given, offset)], (sense,))
+        omega = torch.stack([f.inv_freq for f in trials])
+        rest = (value * turn(given.wide * omega[:, None]).conj()).mean(1)
+        held = (omega > 0) & (rest.abs() > 0.9)
+        far = locate(rest[:, None], torch.where(held, omega, 0.0), torch.zeros(1, dtype=torch.float64))[:, 0]
+        enough = (held.sum(-1) >= (0.5 * (omega > 0).sum(-1)).clamp(min=1)) & (far.abs() < FARTHEST)
+        kept, backwards = [], []
+        for f, found in ((trials[i], float(far[i])) for i in enough.nonzero().flatten().tolist()):
+            offset = float(round(found)) if abs(found - round(found)) < 0.05 else found
+            if (
+                sense == "sign"
+                and -offset > float(given.at.max()) - 0.5
+                and float(given.at.max()) > float(given.at.min())
+            ):
+                backwards.append((f, reversed_places(given, -offset)))
+            elif offset:
+                kept.append((f, shifted_places(given, offset)))
+        self._try(kept, (sense,))
+        self._try(backwards, ("",))
 
     def _round(self, wanted: Frequencies, given: Places) -> None:
         # "frequencies" may be any number a plane: rounding on top of that would explain everything.
@@ -481,12 +469,16 @@ class Search:
             if kinds[g.causes] <= 2 and len(bases) < 12:
                 bases.append(g)
         for precision in precisions(self.data):
-            for g in bases:
-                self._try([g.frequencies], [g.places], (g.sense,), precision)
+            # What costs more than a rival of the best that explains all is never heard of.
+            dearest = min((g.cost for g in self._possible(self.explaining)), default=math.inf) + RIVAL
+            for sense in dict.fromkeys(g.sense for g in bases):
+                cheap = [g for g in bases if g.sense == sense and replace(g, precision=precision).cost <= dearest]
+                self._try([(g.frequencies, g.places) for g in cheap], (sense,), precision)
 
 
-def _wide(at: Tensor, planes: int) -> Tensor:
-    return at if at.ndim == 2 else at[:, None].expand(-1, planes)
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return Re(a b̄)."""
+    return a.real * b.real + a.imag * b.imag
 
 
 def _real(e: Evidence) -> bool:

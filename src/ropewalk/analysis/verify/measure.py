@@ -7,6 +7,7 @@ exist, then reads them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -279,6 +280,11 @@ def wrap(angle: Tensor) -> Tensor:
     return torch.remainder(angle + torch.pi, 2 * torch.pi) - torch.pi
 
 
+def turn(angle: Tensor) -> Tensor:
+    """Return e^{iφ}."""
+    return torch.complex(angle.cos(), angle.sin())
+
+
 def frequencies(value: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Find ω with φ = ω p + φ₀ for each pair, whatever multiples of 2π are lost.
 
@@ -337,23 +343,20 @@ def locate(value: Tensor, inv_freq: Tensor, near: Tensor) -> Tensor:
     """Find for each token the position that its angles stand for, from the slowest pair to the fastest.
 
     Args:
-        value: (n, P) gains.
-        inv_freq: (P,) or (n, P) frequencies.
+        value: (n, P) or (trials, n, P) gains.
+        inv_freq: (trials, P) frequencies; pairs of frequency 0 say nothing.
         near: (n,) where to look first if the slowest pair turns around within twice the largest of them.
+
+    Returns:
+        (trials, n) positions.
     """
-    turning = inv_freq.abs() > 0
-    if not bool(turning.any()):
-        return torch.zeros_like(near)
-    phase = value[:, turning].angle()
-    omega = inv_freq[turning]
-    order = omega.abs().argsort()
-    phase, omega = phase[:, order], omega[order]
-    slowest = float(omega[0].abs())
-    wide = torch.pi / slowest > 2 * float(near.abs().max()) + 2
-    position = phase[:, 0] / omega[0] if wide else near + wrap(phase[:, 0] - omega[0] * near) / omega[0]
-    information = float(omega[0]) ** 2
-    for i in range(1, len(omega)):
-        w = float(omega[i])
-        information += w * w
-        position = position + wrap(phase[:, i] - w * position) * w / information
+    order = inv_freq.abs().argsort(-1)
+    omega = inv_freq.gather(-1, order)
+    phase = value.angle().expand(len(omega), -1, -1).gather(-1, order[:, None].expand(-1, value.shape[-2], -1))
+    slowest = torch.where(omega == 0, math.inf, omega.abs()).amin(-1, keepdim=True)
+    position = torch.where(math.pi / slowest > 2 * near.abs().max() + 2, 0.0, near)
+    information = torch.zeros_like(slowest)
+    for w, seen in zip(omega.split(1, -1), phase.unbind(-1), strict=True):
+        information = information + w.square()
+        position = position + wrap(seen - w * position) * w / information.clamp(min=1e-300)
     return position

@@ -68,4 +68,4 @@ def float32_angles(position: Tensor, inv_freq: Tensor) -> Tensor:
     """
     frequency = inv_freq.abs().double()
     units = 3 + 1.5 * frequency.clamp(min=1e-300).log().abs()
-    return position.abs().double() * frequency * units * FLOAT32
+    return position.abs().double() * (frequency * units * FLOAT32)
