@@ -75,7 +75,7 @@ _NEEDS = {
     "conditions": "a video and its conditions: rw.condition_coords((2, 4, 6), 1, 3, t_ref=40, t_invalid=60)",
     "events": "a video and the captions of its events: rw.event_layout(rw.read_entities(records), 8, 4, 2.0).positions",
     "depth": "pictures with depth: rw.depth_axis(rw.centered_grid_ids([(4, 6), (4, 6)]), depth)",
-    "mixed_resolution": "tokens of several resolutions: rw.mixed_resolution_positions(mask, 2), mask: which coarse cells are divided",
+    "mixed_resolution": "tokens of several resolutions: rw.mixed_resolution_positions(mask, 2), mask: which cells are divided",
     "shared_grid": "a target and its references: rw.shared_grid_positions((4, 6), [(4, 6)])",
     "denoising": "the step of denoising beside positions with axes: rw.at_step(rw.grid_positions(2, 4, 6), step, steps)",
 }
