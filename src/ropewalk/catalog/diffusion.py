@@ -74,5 +74,6 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32, "high": 0.5, "low": 1.2},
         needs=("shared_grid",),
         sheet=47,
+        evidence="evidence/untwisting_rope.json",
     ),
 )

@@ -27,6 +27,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("references",),
         sheet=49,
+        evidence="evidence/r_rope.json",
     ),
     Record(
         slug="condition_rope",

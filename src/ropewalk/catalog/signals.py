@@ -141,6 +141,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("hierarchy",),
         sheet=2,
+        evidence="evidence/hrope_paragraph.json",
     ),
     Record(
         slug="position_coupling",

@@ -37,7 +37,7 @@ EXPERIMENT = Experiment(
         Contrast(_SPECIAL, _ALONE, "higher", (2,)),
         Contrast(_SPECIAL, _FRAMES, "higher", (2,), decides=False, because="against times after the frames"),
     ),
-    seconds=60,
+    seconds=30,
     full={**FULL_FILLED, "task": "reference_video(groups=True, frames=4, rows=4)"},
     limits="Groups are words of the vocabulary and no vectors that are added to latents, and they are taken from trained models, "
     "where the paper's ablation trains without them. No trajectories, no empty slots, and a video of noise in a single step. The "

@@ -26,7 +26,7 @@ EXPERIMENT = Experiment(
         "tokens": 300_000,
     },
     contrasts=(Contrast(_DEPTH, _FLAT, "higher", (5,)),),
-    seconds=70,
+    seconds=30,
     full={**FULL_FILLED, "eval_lengths": (5, 8)},
     limits="Cells of one of six colours, two depths, and a blank that knows the depth of what it shows, as the paper's target "
     "does from its own synthesis. Without depths nobody can know what is in front, so that only the use of the axis is shown. No "

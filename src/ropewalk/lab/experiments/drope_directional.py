@@ -32,7 +32,7 @@ EXPERIMENT = Experiment(
         Contrast(_DROPE, _ROPE, "higher", (3, 4)),
         Contrast(_DROPE, _PLACE, "higher", (3, 4), decides=False, because="the heading as one more place"),
     ),
-    seconds=65,
+    seconds=60,
     full={"task": "oncoming(looks=8)", "train_length": 6, "eval_lengths": (3, 4, 6), "tokens": 1_000_000, "seeds": 5},
     limits="At most four road users in a row and a question with one answer; no trajectories are predicted, and the memory that "
     "the paper saves is not measured. RoPE reads headings from the tokens alone, which takes it several times the training. "

@@ -30,7 +30,7 @@ EXPERIMENT = Experiment(
         Contrast(_PLANE, _TIME, "higher", (8,), because="no axis of entities"),
         Contrast(_PLANE, _MIDDLE, "higher", (32,), decides=False, because="clips four times as long as in training"),
     ),
-    seconds=150,
+    seconds=230,
     full={**FULL_FILLED, "eval_lengths": (8, 16, 32), "task": "event_frames(entities=3)"},
     limits="Two entities with three events each, captions of one word said three times, and one bidirectional sequence of "
     "captions and frames where the paper has cross-attention. The rule of times, the widths and the place of frames are our "

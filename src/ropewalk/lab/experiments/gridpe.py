@@ -22,7 +22,7 @@ EXPERIMENT = Experiment(
         Contrast(_GRIDPE, _AXIAL, "higher", _BEYOND),
         Contrast(_GRIDPE, _AXIAL, "higher", (8,), decides=False, because="at the trained size"),
     ),
-    seconds=120,
+    seconds=130,
     full=FULL_PICTURES,
     limits="Five generated shapes of two grey levels, cells as tokens; the paper trains on photographs, of 160 to 512 pixels. "
     "The base of the scales is 100 instead of 10,000, as RoPE's is, for grids this small; two channels of 32 do not turn.",

@@ -31,7 +31,7 @@ EXPERIMENT = Experiment(
         Contrast(_HROPE, _ROPE, "higher", (6,)),
         Contrast(_HROPE, _ROPE, "higher", (10,), decides=False, because="texts longer than those of training"),
     ),
-    seconds=120,
+    seconds=50,
     full={
         "task": "paragraph_start",
         "train_length": 16,

@@ -31,7 +31,7 @@ EXPERIMENT = Experiment(
             _LENGTH, _ROPE, "higher", (5,), decides=False, because="short texts, of which training has all lengths"
         ),
     ),
-    seconds=100,
+    seconds=110,
     full=FULL_FILLED,
     limits="Made-up texts and blank frames, no speech. Frames and letters attend to each other in one bidirectional sequence, "
     "with positions and lengths of their own, where the paper has cross-attention alone. Which letters last longer is not said, "

@@ -26,7 +26,7 @@ EXPERIMENT = Experiment(
         ),
         Contrast(_MIXED, _AXIAL, "higher", (8,), decides=False, because="at the trained size"),
     ),
-    seconds=180,
+    seconds=210,
     full=FULL_PICTURES,
     limits="Five generated shapes of two grey levels, cells as tokens; the paper trains on ImageNet for hundreds of epochs, in "
     "which learned frequencies have more time to move.",

@@ -39,7 +39,7 @@ EXPERIMENT = Experiment(
         Contrast(_PMA, _COARSE, "higher", (6,), because="fine tokens at half steps (PI-LR)"),
         Contrast(_PMA, _FINE, "higher", (6,), because="coarse tokens two steps apart (PI-HR)"),
     ),
-    seconds=100,
+    seconds=200,
     full=FULL_FILLED,
     limits="Pictures of two waves on 6 × 6 coarse cells, named in a single step by models of 100,000 parameters. Waves look "
     "alike at both resolutions, so that what was learned in steps of one grid is right in steps of the other. No boundary is "

@@ -31,7 +31,7 @@ EXPERIMENT = Experiment(
         Contrast(_FOREST, _FLAT, "higher", (4,)),
         Contrast(_FOREST, _FLAT, "higher", (6,), decides=False, because="longer formulas than those of training"),
     ),
-    seconds=120,
+    seconds=130,
     full={"task": "nesting", "train_length": 6, "eval_lengths": (4, 6, 9), "tokens": 6_000_000, "seeds": 5},
     limits="Made-up formulas with a question whose answer is in the path; no handwriting. In the paper paths are learned beside "
     "recognition and dropped after training, and here they are an input, so that only their use is shown.",

@@ -20,7 +20,7 @@ EXPERIMENT = Experiment(
     settings={**RESOLUTIONS, "encodings": (_PLAIN,)},
     drop_in={_DRAWN: _PLAIN},
     contrasts=(Contrast(_DRAWN, _PLAIN, "higher", _BEYOND),),
-    seconds=80,
+    seconds=100,
     full=FULL_PICTURES,
     limits="Five generated shapes of two grey levels, cells as tokens, which look alike at any resolution but for their size: "
     "what is drawn together is nearly a picture of training with more cells. Depth, normals and matches are not predicted.",

@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
         Contrast(_BEYOND, _SHARED, "higher", (2,), because="references on the grid of the video"),
         Contrast(_BEYOND, _FRAMES, "higher", (2,), because="references as further frames"),
     ),
-    seconds=90,
+    seconds=40,
     full={**FULL_FILLED, "task": "reference_video(frames=4, rows=4)"},
     limits="Videos of two frames of noise in a single step, two references of one colour each, and no text: a cell of the video "
     "says of which reference it is. Tokens of references and of the video are of one kind, so that places alone tell them apart, "

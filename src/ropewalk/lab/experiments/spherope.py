@@ -40,7 +40,7 @@ EXPERIMENT = Experiment(
             because="whole turns, against places on a sphere alone",
         ),
     ),
-    seconds=90,
+    seconds=60,
     full={"tokens": 10_000_000, "seeds": 5, "shape": {"hidden_size": 96, "num_layers": 4, "num_heads": 4}, "lr": 2e-3},
     limits="Pictures of 3 × 26 cells of brightness, made by a denoiser of masked cells with 56,000 parameters. The base is 16, "
     "so that, as in the published models, the fast pairs of width take nearly whole turns over it. Guidance, noise and circular "

@@ -32,7 +32,7 @@ EXPERIMENT = Experiment(
         Contrast(_STRONG, _PLAIN, "higher", (6,), decides=False, because="slow pairs stronger as well"),
         Contrast(_STRONG, _WEAK, "higher", (6,), decides=False, because="what stronger slow pairs add"),
     ),
-    seconds=60,
+    seconds=20,
     full={"tokens": 6_000_000, "seeds": 5, "shape": {"hidden_size": 128, "num_layers": 1, "num_heads": 4}, "lr": 2e-3},
     limits="Models of one layer, so that the reference is attended to as it is, on pictures of 6 × 6 cells whose labels and "
     "colours are tokens; one step instead of fifty, with gains that stay.",
