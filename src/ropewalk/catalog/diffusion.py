@@ -51,6 +51,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("denoising",),
         sheet=98,
+        evidence="evidence/spatial_rope_scale.json",
     ),
     Record(
         slug="untwisting_rope",

@@ -73,6 +73,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("speakers",),
         sheet=89,
+        evidence="evidence/time_speaker_rope.json",
     ),
     Record(
         slug="wavelength_rope",
@@ -95,6 +96,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("spectra",),
         sheet=40,
+        evidence="evidence/wavelength_rope.json",
     ),
     Record(
         slug="position_forest",
@@ -166,6 +168,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"hidden_size": 128},
         needs=("coupling",),
         sheet=76,
+        evidence="evidence/position_coupling.json",
     ),
     Record(
         slug="switching_rope",
@@ -190,6 +193,7 @@ RECORDS: tuple[Record, ...] = (
         defaults={"head_dim": 32},
         needs=("switching",),
         sheet=42,
+        evidence="evidence/switching_rope.json",
     ),
     Record(
         slug="clipped_relative",
