@@ -104,14 +104,13 @@ class Bench:
 
     def _times(self, calls: dict[str, Call]) -> dict[str, list[float]]:
         """Return seconds a call; calls too short for the clock are made in a row."""
-        once = min(_once(call) for call in calls.values())
-        number = max(1, math.ceil(2e-4 / once))
+        number = {name: max(1, math.ceil(2e-4 / _once(call))) for name, call in calls.items()}
         took = rounds(
-            {name: partial(_many, call, number) if number > 1 else call for name, call in calls.items()},
+            {name: partial(_many, call, number[name]) if number[name] > 1 else call for name, call in calls.items()},
             self.seconds * len(calls),
             at_least=3 if self.tiny else 7,
         )
-        return {name: [t / number for t in times] for name, times in took.items()}
+        return {name: [t / number[name] for t in times] for name, times in took.items()}
 
 
 def _once(call: Call) -> float:
