@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,9 @@ def main() -> int:
     parser.add_argument("--tolerance", type=float, default=0.15, help="of --check (default 0.15: 15%% slower)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, help=f"for each candidate (default {Bench.seconds})")
+    parser.add_argument(
+        "--wait", type=float, help=f"seconds to wait for others on the machine (default {Bench.patience:g})"
+    )
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.answer:
@@ -135,9 +138,9 @@ def main() -> int:
         parser.error("--tiny measures sizes of its own: there is nothing to write or to compare")
     if args.write and args.only:
         parser.error("the page holds the answers to all questions from one machine: --write goes without --only")
-    bench = Bench(True, 0.01, 0.0) if args.tiny else Bench()
-    if args.seconds is not None:
-        bench = Bench(bench.tiny, args.seconds, bench.patience)
+    full = Bench(True, 0.01, 0.0) if args.tiny else Bench()
+    given = {n: v for n, v in (("seconds", args.seconds), ("patience", args.wait)) if v is not None}
+    bench = replace(full, **given)
     return run(args, bench)
 
 

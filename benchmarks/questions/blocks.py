@@ -6,6 +6,7 @@ own work on ready positions, without the attention in between, forward.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,20 +37,23 @@ def grape(slug: str, length: int) -> rw.Encoding:
 
 def rows(bench: Bench) -> Iterator[Row]:
     for length in bench.pick((2048, 8192), (32,)):
-        q, k, v = qkv(length)
+        tensors = qkv(length)
         for name, make in ENCODINGS.items():
             encoding, positions = make(length)
-            touched = changed(encoding, rw.Attention(q, k, v, positions, causal=False))
+            problem = rw.Attention(*tensors, positions, causal=False)
+            touched = changed(encoding, problem)
+            row = f"{name}, S = {length}, {len(touched)} tensors"
+            yield from bench.against(partial(clone, touched), {row: partial(encode, encoding, problem)}, TARGET)
 
-            def clone(touched: list[Tensor] = touched) -> list[Tensor]:
-                return [t.clone() for t in touched]
 
-            def run(encoding: rw.Encoding = encoding, positions: rw.Positions = positions) -> object:
-                with torch.no_grad():
-                    p = encoding(rw.Attention(q, k, v, positions, causal=False))
-                    return p, finished(p, v)
+def clone(tensors: list[Tensor]) -> list[Tensor]:
+    return [t.clone() for t in tensors]
 
-            yield from bench.against(clone, {f"{name}, S = {length}, {len(touched)} tensors": run}, TARGET)
+
+@torch.no_grad()
+def encode(encoding: rw.Encoding, problem: rw.Attention) -> object:
+    made = encoding(problem)
+    return made, finished(made, problem.v)
 
 
 def changed(encoding: rw.Encoding, problem: rw.Attention) -> list[Tensor]:

@@ -4,14 +4,16 @@ them; ours is `apply_rotary` for rotations, and encoding and `attend` for attent
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import ropewalk as rw
 
-from ._attention import WIDTH, forward, heads, qkv, solved
+from .._question import Bench, Question, Row, absent
+from ._attention import HIDDEN, WIDTH, forward, heads, qkv, solved
 from ._rotation import case, without_gradients
 
 Calls = tuple[Callable[[], object], Callable[[], object]]
@@ -66,25 +68,59 @@ def x_transformers_alibi(length: int, dtype: torch.dtype) -> Calls:
     return forward(theirs, tensors), forward(ours, tensors)
 
 
-def fla_rotary(length: int, dtype: torch.dtype) -> Calls:
-    from fla.modules.rotary import rotary_embedding_ref
-
-    c = case(length, dtype, "half", projected=True)
-    cos, sin = (t.to(dtype) for t in (c.cos, c.sin))
-
-    def theirs() -> list[Tensor]:
-        return [rotary_embedding_ref(t.transpose(1, 2), cos, sin) for t in (c.q, c.k)]
-
-    return without_gradients(theirs), without_gradients(c.turn)
-
-
 def fla_forgetting(length: int, dtype: torch.dtype) -> Calls:
-    raise NotImplementedError
+    from fla.ops.forgetting_attn.naive import naive_forgetting_attn
+
+    tensors, x, count = qkv(length, dtype), torch.randn(1, length, HIDDEN), heads(length)
+    fox, positions = rw.FoX(count, HIDDEN), rw.Positions.arange(length)
+
+    def theirs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        gates = F.logsigmoid(F.linear(x, fox.weight, fox.bias))  # the projection is not part of theirs
+        return naive_forgetting_attn(*(t.transpose(1, 2) for t in (q, k, v)), gates).transpose(1, 2)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return rw.attend(fox(rw.Attention(q, k, v, positions, x=x)))
+
+    return forward(theirs, tensors), forward(ours, tensors)
 
 
-PEERS = {
-    "rotary-embedding-torch": ("rotary-embedding-torch", "rotate_queries_or_keys", rotary_embedding_torch),
-}
+FP32, BF16 = (torch.float32, "fp32"), (torch.bfloat16, "bf16")
+PEERS = (
+    ("rotary-embedding-torch", "RotaryEmbedding.rotate_queries_or_keys", rotary_embedding_torch, (FP32,)),
+    ("x-transformers", "apply_rotary_pos_emb", x_transformers_rotary, (FP32, BF16)),
+    ("transformers", "apply_rotary_pos_emb of Llama", transformers_rotary, (FP32, BF16)),
+    ("x-transformers", "Attend with AlibiPositionalBias", x_transformers_alibi, (FP32,)),
+    ("flash-linear-attention", "naive_forgetting_attn", fla_forgetting, (FP32,)),
+)
 
 
-QUESTION = None
+def rows(bench: Bench) -> Iterator[Row]:
+    for package, call, make, kinds in PEERS:
+        for dtype, short in kinds:
+            for length in bench.pick((512, 2048), (16,)):
+                name = f"{package}, {call}, {short}, S = {length}"
+                try:
+                    theirs, ours = make(length, dtype)
+                except ImportError as error:
+                    yield absent(name, f"not installed ({error.name})" if error.name else str(error))
+                    continue
+                check(theirs(), ours(), dtype, name)
+                yield from bench.against(theirs, {name: ours}, 1.0)
+
+
+def check(theirs: object, ours: object, dtype: torch.dtype, name: str) -> None:
+    """Make sure that both do the same: a ratio of different things says nothing."""
+    loose = 1e-4 if dtype == torch.float32 else 0.05  # theirs may turn in bf16 by tables of bf16
+    torch.testing.assert_close(ours, theirs, atol=loose, rtol=loose, msg=lambda said: f"{name}: {said}")
+
+
+QUESTION = Question(
+    title="Other libraries",
+    text=__doc__,
+    yardstick="the peer's call",
+    rows=rows,
+    why="""
+    transformers turns bfloat16 in bfloat16, by tables rounded to eight bits: a pass over half the bytes, and an error of
+    its own; ours widens to float32 and rounds once.
+    """,
+)
