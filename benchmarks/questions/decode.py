@@ -1,0 +1,128 @@
+"""One decoding step of one layer: the new token's q, k and v, `cache.extend`, `attend`. "Into a buffer" is the step written by
+hand for this encoding alone, with keys and values written into memory that was kept for them; "joined" the same with
+`torch.cat`, as caches do that do not know how long they will get. All caches grow side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import ropewalk as rw
+
+from .._memory import memory
+from .._question import Bench, Question, Row
+from ._attention import HIDDEN, WIDTH
+
+HEADS = 8
+TARGETS = {"NoPE": 1.15, "RoPE": 1.15, "ALiBi": 1.5, "FoX": 1.5}
+ROOM = 1 << 16
+"""Tokens for which the buffer has room; pages that are never written cost nothing."""
+
+Step = Callable[[], object]
+
+
+def encoding(name: str) -> rw.Encoding:
+    return {"NoPE": rw.NoPE, "RoPE": lambda: rw.RoPE(WIDTH), "ALiBi": lambda: rw.ALiBi(HEADS)}.get(
+        name, lambda: rw.FoX(HEADS, HIDDEN)
+    )()
+
+
+def rows(bench: Bench) -> Iterator[Row]:
+    short, past = bench.pick((1024, 8192), (16, 64))
+    for name, target in TARGETS.items():
+        for way, limit in (("into a buffer", target), ("joined", None)):
+            old, new = keys_and_values(past), token()
+            mine = encoding(name)
+            yield from bench.against(
+                by_hand(name, mine, old, new, joined=way == "joined"),
+                {f"{name}, {past} keys, by hand {way}": library(mine, old, new)},
+                limit,
+            )
+    for name in ("NoPE", "RoPE"):
+        blocks = [memory(library(encoding(name), keys_and_values(n), token())).largest for n in (past, short)]
+        yield Row(f"{name}: largest block a step takes, {past} to {short} keys", blocks[0] / blocks[1], target=1.1)
+
+
+def keys_and_values(past: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw what the cache holds: keys, values, and the input they came from."""
+    return torch.randn(1, HEADS, past, WIDTH), torch.randn(1, HEADS, past, WIDTH), torch.randn(1, past, HIDDEN)
+
+
+def token() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Draw q, k, v and the input of a new token."""
+    q, k, v = (torch.randn(1, HEADS, 1, WIDTH) for _ in range(3))
+    return q, k, v, torch.randn(1, 1, HIDDEN)
+
+
+def library(mine: rw.Encoding, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> Step:
+    keys, values, xs = old
+    q, k, v, x = new
+    cache = rw.KVCache(mine)
+    with torch.no_grad():
+        cache.extend(rw.Attention(keys, keys, values, x=xs))
+    rw_step = rw.Attention(q, k, v, x=x)
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        return rw.attend(cache.extend(rw_step))
+
+    return step
+
+
+def by_hand(name: str, mine: rw.Encoding, old: tuple[Tensor, ...], new: tuple[Tensor, ...], joined: bool) -> Step:
+    """Return the step as one would write it for this encoding alone."""
+    past = old[0].shape[2]
+    held = [t.clone() if joined else F.pad(t, (0, 0, 0, ROOM)) for t in old[:2]]
+    turned = 10_000.0 ** -(torch.arange(0, WIDTH, 2) / WIDTH)
+    slopes = (2.0 ** -torch.arange(1.0, HEADS + 1))[None, :, None, None]
+    gates = torch.zeros(1, HEADS, past)
+    count = past
+
+    def turn(x: Tensor, position: int) -> Tensor:
+        angles = position * turned
+        by = torch.polar(torch.ones_like(angles), angles)
+        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * by).flatten(-2)
+
+    def keep(which: int, t: Tensor) -> Tensor:
+        if joined:
+            held[which] = torch.cat((held[which], t), 2)
+            return held[which]
+        held[which][:, :, count : count + 1] = t
+        return held[which][:, :, : count + 1]
+
+    @torch.no_grad()
+    def step() -> Tensor:
+        nonlocal count, gates
+        q, k, v, x = new
+        bias = None
+        if name == "RoPE":
+            q, k = turn(q, count), turn(k, count)
+        elif name == "ALiBi":
+            bias = slopes * torch.arange(-count, 1)
+        elif name == "FoX":
+            assert isinstance(mine, rw.FoX)
+            gate = F.logsigmoid(F.linear(x, mine.weight, mine.bias)).transpose(1, 2)
+            gates = torch.cat((gates, gates[..., -1:] + gate), -1)
+            bias = (gates[..., -1:] - gates)[:, :, None]
+        keys, values = keep(0, k), keep(1, v)
+        count += 1
+        return F.scaled_dot_product_attention(q, keys, values, bias)
+
+    return step
+
+
+QUESTION = Question(
+    title="One decoding step",
+    text=__doc__,
+    yardstick="the step by hand",
+    rows=rows,
+    why="""
+    A cache that joins old and new by `torch.cat` copies everything it holds at each step, as the yardstick in the second rows
+    does; a buffer does not. What a step costs beside that, some 100 µs of Python for the tokens, the problem and the choice
+    of a backend, does not grow with S.
+    """,
+)

@@ -1,0 +1,62 @@
+"""Causal attention with terms that are any function of the two positions: "auto" computes them by the readable reference,
+which holds the logits; `torch.compile`d FlexAttention would be taken by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import ropewalk as rw
+
+from .._question import Bench, Question, Row
+from ._attention import HIDDEN, WIDTH, forward, forward_backward, heads, plain, qkv, solved
+
+TARGET = 2.5
+
+SLUGS = {
+    "T5": "t5",
+    "FIRE": "fire",
+    "KERPLE, logarithmic": "kerple_log",
+    "KERPLE, power": "kerple_power",
+    "ALiBi at random positions": "randomized_alibi",
+    "clipped relative": "clipped_relative",
+    "wavelets": "wavelet_pe",
+}
+LONG = ("T5", "FIRE")
+
+
+def rows(bench: Bench) -> Iterator[Row]:
+    short, long = bench.pick((1024, 2048), (16, 32))
+    yield from forwards(bench, short, tuple(SLUGS))
+    yield from forwards(bench, long, LONG)
+    tensors = qkv(short)
+    made = {name: build(name, short) for name in LONG}
+    backward = {
+        f"{name}, S = {short}, forward and backward": forward_backward(solved(e, short), tensors, e.parameters())
+        for name, e in made.items()
+    }
+    yield from bench.against(forward_backward(plain, tensors), backward)
+
+
+def build(name: str, length: int) -> rw.Encoding:
+    return rw.build(SLUGS[name], num_heads=heads(length), head_dim=WIDTH, hidden_size=HIDDEN)
+
+
+def forwards(bench: Bench, length: int, names: tuple[str, ...]) -> Iterator[Row]:
+    tensors = qkv(length)
+    calls: dict[str, Callable[[], object]] = {
+        f"{name}, S = {length}, forward": forward(solved(build(name, length), length), tensors) for name in names
+    }
+    yield from bench.against(forward(plain, tensors), calls, TARGET)
+
+
+QUESTION = Question(
+    title="Attention with T5's bias, FIRE and other functions of two positions",
+    text=__doc__,
+    yardstick="causal `scaled_dot_product_attention` of the same q, k and v",
+    rows=rows,
+    why="""
+    The fused kernel for CPUs skips what causality hides and never holds the logits; a mask with the bias in it makes it do
+    both halves, and the bias itself is S² numbers a head that are computed, written and read.
+    """,
+)

@@ -1,0 +1,45 @@
+"""Causal attention whose near and far keys are turned by other angles, under one softmax: one call of the fused kernel a
+score, merged by log-sum-exp. The window is a quarter of the sequence; forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import ropewalk as rw
+
+from .._question import Bench, Question, Row
+from ._attention import WIDTH, forward, plain, qkv, solved
+
+TARGET, TARGET_FROM = 2.2, 2048
+
+
+def encodings(length: int) -> dict[str, Callable[[], rw.Encoding]]:
+    quarter = length // 4
+    return {
+        "STRING": lambda: rw.STRINGShifted(WIDTH, shift=quarter, local=quarter // 4),
+        "ReRoPE": lambda: rw.ReRoPE(WIDTH, window=quarter),
+        "SelfExtend": lambda: rw.SelfExtend(WIDTH, group=4, window=quarter),
+    }
+
+
+def rows(bench: Bench) -> Iterator[Row]:
+    for length in bench.pick((512, 2048, 4096), (32,)):
+        tensors = qkv(length)
+        calls = {
+            f"{name}, S = {length}": forward(solved(make(), length), tensors)
+            for name, make in encodings(length).items()
+        }
+        yield from bench.against(forward(plain, tensors), calls, TARGET if length >= TARGET_FROM else None)
+
+
+QUESTION = Question(
+    title="Attention with STRING and other pairs of scores",
+    text=__doc__,
+    yardstick="causal `scaled_dot_product_attention` of the same q, k and v",
+    rows=rows,
+    why="""
+    Each score is a call over all pairs with a mask that leaves its own: the fused kernel skips hidden blocks where causality
+    says so, and not where a mask does, so that two calls do four times the arithmetic of one causal call.
+    """,
+)
