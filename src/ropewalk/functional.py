@@ -102,8 +102,7 @@ def rotary_tables(
             f"inv_freq comes in {inv_freq.dtype}; allowed are float64 and float32. A frequency that is off by 0.4% is "
             "a quarter of a turn off after a few hundred radians: keep it out of model.to(bfloat16), or recompute it"
         )
-    angles = positions.double().unsqueeze(-1) * inv_freq.double()
-    return rotation.tables(angles, dtype, scale, pairing)
+    return rotation.product_tables(positions, inv_freq, dtype, scale, pairing)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "interleaved") -> Tensor:

@@ -404,6 +404,80 @@ def test_tables_are_exact_far_out(start, hint):
     assert torch.equal(cos, angles.cos()) and torch.equal(sin, angles.sin())
 
 
+@pytest.fixture
+def added(monkeypatch):
+    """Make tables of a few positions in the way of many, and count how often that way is taken."""
+    monkeypatch.setattr(rotation, "_MANY_ANGLES", 1)
+    monkeypatch.setattr(rotation, "_ADDED_BLOCK", 64)
+    taken = []
+    progression = rotation._progression
+
+    def counted(*args):
+        taken.append(args[:3])
+        return progression(*args)
+
+    monkeypatch.setattr(rotation, "_progression", counted)
+    return taken
+
+
+_IN_STEPS = {
+    "counted": (torch.arange(100), (0, 1, 100)),
+    "continued": (torch.arange(100)[None] + 999_950, (999_950, 1, 100)),
+    "backwards": (50 - 3 * torch.arange(100), (50, -3, 100)),
+    "interpolated": (torch.arange(100, dtype=torch.float64) / 3, (0, 1 / 3, 100)),
+    "two rows": (torch.arange(40).expand(2, 40), (0, 1, 40)),
+    "packed": (torch.cat([torch.arange(30), torch.arange(50), torch.arange(20)]), (0, 1, 50)),
+    "padded": ((torch.arange(90) - 30).clamp(min=0)[None], (0, 1, 60)),
+}
+
+
+@pytest.mark.parametrize("hint", ["interleaved", "half", None])
+@pytest.mark.parametrize("name", _IN_STEPS)
+def test_tables_by_addition_are_those_of_the_angles(name, hint, added):
+    position, (start, step, count) = _IN_STEPS[name]
+    inv_freq = 10000.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
+    made = rotation.product_tables(position, inv_freq, torch.bfloat16, 1.25, hint)
+    angles = position.double()[..., None] * inv_freq
+    for table, exact in zip(made, (angles.cos(), angles.sin()), strict=True):
+        assert table.dtype == torch.float32 and table.shape == (*position.shape, 8)
+        assert (table.double() - 1.25 * exact).abs().max() < 1e-7
+    assert added == [(start, pytest.approx(step), count)]
+    if hint == "interleaved":
+        assert made[1].data_ptr() - made[0].data_ptr() == 4
+
+
+@pytest.mark.parametrize(
+    "position, dtype",
+    [
+        (torch.arange(100), torch.float64),  # float64 problems are exact to their last bits
+        (torch.arange(100) + 2**40, torch.float32),  # the angle itself is not known well enough to be split
+        (torch.arange(100) ** 2, torch.float32),
+        (torch.arange(100, dtype=torch.float64) + 0.3 * (torch.arange(100) % 2), torch.float32),
+        (torch.zeros(100), torch.float32),
+        (torch.full((100,), torch.nan), torch.float32),
+        (torch.tensor([0.0] * 99 + [torch.inf]), torch.float32),
+    ],
+)
+def test_other_positions_are_evaluated_one_by_one(position, dtype, added):
+    inv_freq = 10000.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
+    made = rotation.product_tables(position, inv_freq, dtype)
+    for table, exact in zip(made, tables(position.double()[:, None] * inv_freq, dtype), strict=True):
+        torch.testing.assert_close(table, exact, rtol=0, atol=0, equal_nan=True)
+    assert not added
+
+
+def test_tables_by_addition_leave_gradients_and_graphs_alone(added):
+    inv_freq = torch.linspace(0.1, 1, 8, dtype=torch.float64, requires_grad=True)
+    cos, _ = rotation.product_tables(torch.arange(100), inv_freq, torch.float32)
+    assert cos.requires_grad
+    position = torch.arange(100, dtype=torch.float64, requires_grad=True)
+    assert rotation.product_tables(position, inv_freq.detach(), torch.float32)[0].requires_grad
+    compiled = torch.compile(rotation.product_tables, fullgraph=True, backend="eager")
+    compiled(torch.arange(100), inv_freq.detach(), torch.float32)
+    rotation.product_tables(torch.arange(100, device="meta"), inv_freq.detach().to("meta"), torch.float32)
+    assert not added
+
+
 def test_scale():
     angles = _angles(2, 3, 4)
     scale = torch.rand(2, 1, 1, dtype=torch.float64)

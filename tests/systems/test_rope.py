@@ -285,3 +285,19 @@ def test_periods_of_the_sheet():
     w = rw.RoPE(64).inv_freq
     assert w[0] == 1.0
     assert (2 * math.pi / w[-1]).item() == pytest.approx(2 * math.pi * 10_000.0 ** (62 / 64), rel=1e-12)
+
+
+def test_tables_of_many_positions():
+    """They are added up from fewer sines; a subclass with angles of its own keeps those."""
+
+    class Bent(rw.RoPE):
+        def angles(self, position):
+            return super().angles(position.sqrt())
+
+    tokens = rw.Positions.arange(8192, offset=10**6).query
+    for encoding in (rw.RoPE(64), rw.RoPE(64, pairing="half"), Bent(64)):
+        angles = encoding.angles(tokens.coordinates())[:, None]
+        for made, exact in zip(encoding.tables(tokens, (), torch.float32), (angles.cos(), angles.sin()), strict=True):
+            assert made.shape == (1, 1, 8192, 32) and (made.double() - exact).abs().max() < 1e-7
+        for made, exact in zip(encoding.tables(tokens, (), torch.float64), (angles.cos(), angles.sin()), strict=True):
+            assert torch.equal(made, exact)

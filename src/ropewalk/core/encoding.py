@@ -310,6 +310,12 @@ class Rotary(Encoding):
         """Return the angle of each pair at each position."""
         raise NotImplementedError
 
+    def cos_sin(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of the angles, (b, 1 or H_kv, S, P): what `tables` makes, where it was not made before."""
+        angles = self.angles(position)
+        angles = angles[:, None] if angles.ndim == 3 else angles
+        return rotation.tables(angles, dtype, self.magnitude, self.pairing)
+
     def fit(self, head_dim: int) -> None:
         """Learn the width from the first problem, where it was left out; an error where it does not fit."""
 
@@ -323,9 +329,7 @@ class Rotary(Encoding):
         def make() -> tuple[Tensor, Tensor]:
             position = self.coordinates(tokens, chain)
             check_axes(self, position, self.axes)
-            angles = self.angles(position)
-            angles = angles[:, None] if angles.ndim == 3 else angles
-            return rotation.tables(angles, dtype, self.magnitude, self.pairing)
+            return self.cos_sin(position, dtype)
 
         if any(m.learned for m in chain) or any(True for _ in self.parameters()):
             return make()

@@ -83,6 +83,89 @@ def tables(
     return cos.to(dtype), sin.to(dtype)
 
 
+def product_tables(
+    position: Tensor, inv_freq: Tensor, dtype: torch.dtype, scale: float | Tensor = 1.0, pairing: Pairing | None = None
+) -> tuple[Tensor, Tensor]:
+    """`tables` of the angles position · inv_freq, (..., S) and (P,) → two tensors (..., S, P).
+
+    For many positions in steps of one size cos(a + b) = cos a cos b − sin a sin b, with a of every so many positions and b
+    of those in between: few sines, and float64 numbers of one block at a time. Whole numbers that lie close to each
+    other (packed documents, padding, rows of a batch) look their rows up in such a table. Everything else, and float64
+    tables always, are evaluated directly; a float32 table differs from that by its last bit at most.
+    """
+    if _may_be_added(position, inv_freq, dtype, scale):
+        assert isinstance(scale, float | int)
+        flat = position.double().reshape(-1)
+        low, high = (float(end) for end in flat.aminmax())
+        # A float64 angle is known to 2^-53 of its size, and so is each of the two that are added.
+        if max(abs(low), abs(high)) * float(inv_freq.abs().max()) <= _LARGEST_ANGLE:
+            count = len(flat)
+            start, step = float(flat[0]), float(flat[-1] - flat[0]) / (count - 1)
+            steady = start + step * torch.arange(count, dtype=torch.float64)
+            if step and bool(((flat - steady).abs() <= 2.0**-51 * max(abs(low), abs(high))).all()):
+                cos, sin = _progression(start, step, count, inv_freq, scale, pairing)
+                return cos.unflatten(0, position.shape), sin.unflatten(0, position.shape)
+            if 0 < high - low < count and bool((flat == flat.round()).all()):
+                cos, sin = _progression(low, 1.0, int(high - low) + 1, inv_freq, scale, pairing)
+                rows = (flat - low).long()
+                if pairing == "interleaved":
+                    both = _side_by_side(cos)[rows].unflatten(0, position.shape)
+                    return both[..., 0], both[..., 1]
+                return cos[rows].unflatten(0, position.shape), sin[rows].unflatten(0, position.shape)
+    return tables(position.double()[..., None] * inv_freq.double(), dtype, scale, pairing)
+
+
+_LARGEST_ANGLE = 2.0**26
+_MANY_ANGLES = 1 << 17
+"""From here on sines cost more than finding out whether they can be had by addition."""
+
+_ADDED_BLOCK = 1 << 14
+"""Angles a block: the products stay in the second-level cache, and one thread does them without waiting for others."""
+
+
+def _may_be_added(position: Tensor, inv_freq: Tensor, dtype: torch.dtype, scale: float | Tensor) -> bool:
+    if torch.compiler.is_compiling() or dtype == torch.float64 or isinstance(scale, Tensor) or inv_freq.ndim != 1:
+        return False  # what is compiled must not depend on numbers
+    if position.numel() * inv_freq.numel() < _MANY_ANGLES or _must_be_plain(position, inv_freq, inv_freq):
+        return False
+    learned = torch.is_grad_enabled() and position.requires_grad
+    return position.is_cpu and inv_freq.is_cpu and not learned and len(inv_freq) <= _ADDED_BLOCK
+
+
+def _progression(
+    start: float, step: float, count: int, inv_freq: Tensor, scale: float, pairing: Pairing | None
+) -> tuple[Tensor, Tensor]:
+    """Return float32 tables of the positions start, start + step, ..., (count, P) each."""
+    pairs = len(inv_freq)
+    rows = min(count, max(1, _ADDED_BLOCK // pairs))
+    inv_freq = inv_freq.detach().double()
+    fine = (step * torch.arange(rows, dtype=torch.float64))[:, None] * inv_freq
+    coarse = (start + step * torch.arange(0, count, rows, dtype=torch.float64))[:, None] * inv_freq
+    far_cos, far_sin = coarse.cos() * scale, coarse.sin() * scale
+    near_cos, near_sin = fine.cos(), fine.sin()
+    if pairing == "interleaved":
+        both = torch.empty(count, pairs, 2)
+        far, near = torch.complex(far_cos, far_sin), torch.complex(near_cos, near_sin)
+        turned = torch.empty_like(near)
+        for n, block in enumerate(both.split(rows)):
+            torch.mul(near, far[n], out=turned)
+            block.copy_(torch.view_as_real(turned)[: len(block)])
+        return both[..., 0], both[..., 1]
+    cos, sin = torch.empty(count, pairs), torch.empty(count, pairs)
+    wide = torch.empty_like(near_cos)
+    for n, (cos_, sin_) in enumerate(zip(cos.split(rows), sin.split(rows), strict=True)):
+        torch.mul(near_cos, far_cos[n], out=wide).addcmul_(near_sin, far_sin[n], value=-1)
+        cos_.copy_(wide[: len(cos_)])
+        torch.mul(near_cos, far_sin[n], out=wide).addcmul_(near_sin, far_cos[n])
+        sin_.copy_(wide[: len(sin_)])
+    return cos, sin
+
+
+def _side_by_side(cos: Tensor) -> Tensor:
+    """Return (S, P, 2) of which an interleaved table of cosines (S, P) is the first half."""
+    return cos.as_strided((*cos.shape, 2), (*cos.stride(), 1))
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, *, inverse: bool = False) -> Tensor:
     """Turn the first P pairs of channels of x; the channels after the first 2P pass through unchanged.
 

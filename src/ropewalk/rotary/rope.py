@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from ropewalk.core import rotation
 from ropewalk.core.encoding import Rotary
 from ropewalk.core.errors import ConfigError, ShapeError
 from ropewalk.core.rotation import Pairing
@@ -81,6 +83,13 @@ class RoPE(Rotary):
 
     def angles(self, position: Tensor) -> Tensor:
         return position[..., None] * self.exact("inv_freq", position.device)
+
+    def cos_sin(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if type(self).angles is not RoPE.angles:  # a subclass turns by other angles than these products
+            return super().cos_sin(position, dtype)
+        inv_freq = self.exact("inv_freq", position.device)
+        cos, sin = rotation.product_tables(position, inv_freq, dtype, self.magnitude, self.pairing)
+        return cos[:, None], sin[:, None]
 
     def extra_repr(self) -> str:
         numbers = f"base={self.base}" if self.spectrum is None else f"spectrum={self.spectrum.origin or 'given'}"
