@@ -15,12 +15,16 @@ from torch import Tensor
 
 from ropewalk.core import rotation
 from ropewalk.core.errors import ConfigError, PositionError, ShapeError
+from ropewalk.core.packed import apply_rotary_packed, apply_rotary_packed_, check_rows, packed_positions
 from ropewalk.core.rotation import Pairing
 
 __all__ = [
     "apply_rotary",
+    "apply_rotary_packed",
+    "apply_rotary_packed_",
     "convert_pairing",
     "inverse_frequencies",
+    "packed_positions",
     "rotary_embedding",
     "rotary_tables",
 ]
@@ -263,12 +267,5 @@ def _gather(cos: Tensor, sin: Tensor, position_ids: Tensor, x: Tensor) -> tuple[
             f"position_ids are {tuple(position_ids.shape)} and input is {tuple(x.shape)}; allowed are (batch, seq) and "
             f"(seq,) with seq = {x.shape[-2]}"
         )
-    readable = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-    if readable and position_ids.device.type == "cpu" and type(position_ids) is Tensor and position_ids.numel():
-        low, high = int(position_ids.min()), int(position_ids.max())
-        if low < 0 or high >= cos.shape[0]:  # negative ids would silently count from the end
-            raise PositionError(
-                f"position_ids run from {low} to {high}, the caches from 0 to {cos.shape[0] - 1}. Make longer caches, "
-                "or tables for these very positions: rotary_tables(position_ids, ...)"
-            )
+    check_rows(position_ids, cos.shape[0], "position_ids")
     return cos[position_ids], sin[position_ids]

@@ -10,10 +10,10 @@ import os
 import pytest
 import torch
 
-from ropewalk.core import rotation, rotation_triton
+from ropewalk.core import packed, rotation, rotation_triton
 from ropewalk.core.errors import ConfigError, ShapeError
 from ropewalk.core.rotation import tables
-from ropewalk.core.rotation_triton import packed_index, rotate, rotate_
+from ropewalk.core.rotation_triton import rotate, rotate_
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -188,20 +188,67 @@ def test_rows_by_index(pairing, dtype, lead, batch):
     agrees(rotate_(x, cos, sin, pairing, index=index), want)
 
 
+@pytest.fixture
+def kernel(monkeypatch):
+    """The kernel for packed documents wherever they lie, and a note of what it was called with."""
+    called = []
+
+    class Kernel:
+        @staticmethod
+        def rotate(x, *args, **how):
+            called.append(how["index"])
+            return rotate(x, *args, **how)
+
+        @staticmethod
+        def rotate_(x, *args, **how):
+            called.append(how["index"])
+            return rotate_(x, *args, **how)
+
+    monkeypatch.setattr(packed, "_kernel", lambda *args: Kernel)
+    return called
+
+
 @pytest.mark.parametrize("pairing", PAIRINGS)
-def test_packed_documents(pairing):
+@pytest.mark.parametrize("lead", [(), (1,), (2,)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_documents(pairing, lead, dtype, kernel):
     """(tokens, heads, head_dim) with documents of several lengths, one empty, equals each document alone."""
     lengths, offsets = [3, 0, 6, 1], [0, 4, 2, 9]
     ends = torch.tensor([0, 3, 3, 9, 10], dtype=torch.int32, device=DEVICE)
-    x, (cos, sin) = normal(10, 2, 8), made(12, 4)
+    joint, (cos, sin) = normal(10, 3, 2, 9, dtype=dtype), made(*lead, 12, 4, dtype=dtype)
+    x, before = joint[:, 1], joint.clone()
     for shift in (None, torch.tensor(offsets, device=DEVICE)):
-        y = rotate(x.transpose(0, 1), cos, sin, pairing, index=packed_index(ends, 10, shift)).transpose(0, 1)
+        positions = packed.packed_positions(ends, offsets=shift)
+        y = packed.apply_rotary_packed(x, cos, sin, pairing, positions=positions)
+        assert kernel[-1].shape == (10,) and torch.equal(joint, before)
         start = 0
         for length, offset in zip(lengths, offsets, strict=True):
             at = slice(0, length) if shift is None else slice(offset, offset + length)
             alone = x[start : start + length].transpose(0, 1)
-            agrees(y[start : start + length].transpose(0, 1), wanted(alone, cos[at], sin[at], pairing))
+            want = wanted(alone, cos[..., at, :], sin[..., at, :], pairing)
+            agrees(y[start : start + length].transpose(0, 1), want)
             start += length
+    short = packed.apply_rotary_packed(x, cos, sin, pairing, cu_seqlens=ends)
+    assert packed.apply_rotary_packed_(x, cos, sin, pairing, cu_seqlens=ends) is x
+    assert torch.equal(x, short) and torch.equal(joint[:, ::2], before[:, ::2])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.usefixtures("kernel")
+def test_gradients_of_packed_documents(in_place):
+    ends = torch.tensor([0, 3, 4], device=DEVICE)
+    cos, sin = made(3, 2, dtype=torch.float64)
+    joint = normal(4, 3, 2, 5, dtype=torch.float64).requires_grad_()
+
+    def turned(joint):
+        if not in_place:
+            return packed.apply_rotary_packed(joint[:, 1], cos, sin, cu_seqlens=ends)
+        joint = 1 * joint
+        packed.apply_rotary_packed_(joint[:, 1], cos, sin, cu_seqlens=ends)
+        return joint
+
+    assert torch.autograd.gradcheck(turned, joint, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda joint: turned(joint) ** 2, joint, fast_mode=True)
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)

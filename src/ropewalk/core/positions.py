@@ -633,10 +633,19 @@ def _from_cu_seqlens(cu_seqlens: Tensor | None, n: int, document_ids: Tensor | N
         return document_ids
     if document_ids is not None:
         raise PositionError("give document_ids or cu_seqlens, not both: they say the same")
-    cu = torch.as_tensor(cu_seqlens)
-    if cu.ndim != 1 or cu.is_floating_point() or len(cu) < 2:
-        raise PositionError(f"cu_seqlens has shape {tuple(cu.shape)}; it is 1-D, integer, from 0 to the total length")
-    if not is_compiling() and not cu.is_meta:
+    return packed_documents(torch.as_tensor(cu_seqlens), n)
+
+
+def packed_documents(cu: Tensor, n: int) -> Tensor:
+    """Return the document of each of ``n`` packed tokens, (n,), from the places where documents begin; checks these."""
+    if cu.ndim != 1 or cu.is_floating_point() or cu.dtype == torch.bool or len(cu) < 2:
+        raise PositionError(
+            f"cu_seqlens has shape {tuple(cu.shape)} and dtype {cu.dtype}; it is 1-D, integer, from 0 to the total length"
+        )
+    if is_compiling():
+        rises = (cu[0] == 0) & (cu[-1] == n) & (cu[1:] >= cu[:-1]).all()
+        torch._assert_async(rises, "cu_seqlens does not rise from 0 to the number of tokens")
+    elif not cu.is_meta:
         steps = cu[1:] - cu[:-1]
         if int(cu[0]) != 0 or int(cu[-1]) != n or bool((steps < 0).any()):
             raise PositionError(f"cu_seqlens runs {cu.tolist()}; it must rise from 0 to the number of tokens, {n}")

@@ -267,23 +267,6 @@ def rotate_(
     return _InPlace.apply(x, *rest)
 
 
-def packed_index(cu_seqlens: Tensor, total: int, offsets: Tensor | None = None) -> Tensor:
-    """i − cu_seqlens[document of i], plus the document's offset: the row of the tables for each of ``total`` tokens.
-
-    Args:
-        cu_seqlens: (documents + 1,) where documents begin, as flash-attention's varlen functions take it.
-        total: tokens in all.
-        offsets: (documents,) tokens that each has in its cache already.
-
-    Returns:
-        (total,) int64, made without waiting for the device. Make it once for all layers.
-    """
-    token = torch.arange(total, device=cu_seqlens.device)
-    document = torch.searchsorted(cu_seqlens.long(), token, right=True) - 1
-    index = token - cu_seqlens.long()[document]
-    return index if offsets is None else index + offsets.long()[document]
-
-
 def _checked(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, index: Tensor | None) -> Tensor | None:
     """Check the arguments, and return the index as (1 or batch, seq)."""
     if x.ndim > 4:
