@@ -172,7 +172,9 @@ def show(
     name: Annotated[str, typer.Argument(help="Name of an encoding, as `ropewalk list` prints it.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
     with_map: Annotated[bool, typer.Option("--map/--no-map", help="Draw what it does to attention.")] = True,
-    length: Annotated[int, typer.Option(help="Tokens of that.")] = 48,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens of that, drawn at random where no example of its own has so many.")
+    ] = None,
     png: Annotated[Path | None, typer.Option(help="Save that as a picture.", metavar="FILE")] = None,
 ) -> None:
     """Show one encoding: formula, paper, traits, use and what it does to attention."""
@@ -207,19 +209,31 @@ def show(
         _show_map(entry, console, length, with_map, png)
 
 
-def _show_map(entry: Record, console: Console, length: int, as_text: bool, png: Path | None) -> None:
+def _show_map(entry: Record, console: Console, length: int | None, as_text: bool, png: Path | None) -> None:
+    """Draw an example with names, or where the tokens of a layout are, or a map of any tokens; of a given length the last."""
     try:
         from ropewalk.analysis.attention_map import attention_map  # with torch, which nothing else here needs
         from ropewalk.analysis.layout_picture import draw_layout, layout_picture, save_layout
         from ropewalk.analysis.picture import draw_text, ink_for, save_picture
+        from ropewalk.analysis.scene_picture import draw_scene, save_scenes, scene_pictures
 
-        placed = layout_picture(entry)
-        if placed is not None:  # where the tokens are says more than what they attend to
-            if png is not None:
+        width = min(console.width, 80) - 2
+        if length is None:
+            examples = scene_pictures(entry)
+            placed = layout_picture(entry)
+            if png is not None and examples:
+                save_scenes(examples, png)
+            elif png is not None and placed is not None:
                 save_layout(placed, png)
-            _print_picture(console, "Coordinates", draw_layout(placed, min(console.width, 80) - 2), as_text, png)
-            return
-        what = attention_map(entry, length)
+            if placed is not None:
+                _print_picture(console, "Coordinates", draw_layout(placed, width), as_text, None if examples else png)
+            for i, example in enumerate(examples):
+                last = i == len(examples) - 1
+                lines = draw_scene(example, width, ink_for(console.encoding))
+                _print_picture(console, "Example", lines, as_text, png if last else None)
+            if examples or placed is not None:
+                return
+        what = attention_map(entry, 48 if length is None else length)
         if png is not None:
             save_picture(what, png)
     except (RopewalkError, ImportError) as problem:  # a record of another package, or no torch

@@ -38,7 +38,7 @@ class AttentionMap:
 
     Attributes:
         name: of the encoding.
-        weights: (N, S, S) weight of query and key; N counts heads or contents.
+        weights: (N, S, S) weight of query and key; N counts heads or contents. In cross-attention (N, Q, K), as logits are.
         logits: (N, S, S) logit against that of the query with itself (where it does not see itself, against the largest of
             its row); NaN where a pair is never seen.
         each: whether there is a map for each head, averaged over contents, or for some contents, of the first head.
@@ -62,7 +62,7 @@ class AttentionMap:
 
     @property
     def length(self) -> int:
-        """Tokens."""
+        """Queries, which are the keys unless positions say otherwise."""
         return self.weights.shape[1]
 
     @property
@@ -110,12 +110,13 @@ def attention_map(
 
     Args:
         encoding: an encoding, a record of the catalog, or its name.
-        length: tokens.
+        length: tokens, unless there are positions.
         head_dim: width of a head.
         num_heads: query and key heads.
         hidden_size: width of the embeddings and of the layer's input.
         causal: None: causal unless the record says that it never is.
-        positions: where the tokens are; None: counted, or drawn from the domain that the record names.
+        positions: where the tokens are, of one row or of as many as each round draws; None: counted, or drawn from the domain
+            that the record names. Keys may be other tokens than queries.
         each: "head": a map for each head, averaged over contents. "content": of the first head, a map for some contents.
             None: the second where logits differ more between contents than, in the mean, between distances (where each
             query decides what distances it likes, the mean over contents shows nothing).
@@ -135,7 +136,9 @@ def attention_map(
         draws = max(EXAMPLES, min(64, 64 * 128**2 // length**2))
     rounds = min(4, draws)  # what is random in the positions is drawn anew in each
     rows = -(-draws // rounds)
-    in_a_row = domain in ("sequence", "segments")
+    if positions is not None:
+        length = positions.query.length
+    in_a_row = domain in ("sequence", "segments") and (positions is None or positions.key.length == length)
     found = []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -147,8 +150,9 @@ def attention_map(
                 where = subject(entry).sample(rows, length, torch.Generator().manual_seed(seed + i))
             found.append(_weights(layer, rows, length, head_dim, num_heads, hidden_size, causal, where))
     weights = torch.cat(found)
-    own = weights.diagonal(dim1=-2, dim2=-1)[..., None]
-    logits = (weights / torch.where(own > 0, own, weights.amax(-1, keepdim=True))).log()
+    most = weights.amax(-1, keepdim=True)
+    own = weights.diagonal(dim1=-2, dim2=-1)[..., None] if weights.shape[-1] == length else most
+    logits = (weights / torch.where(own > 0, own, most)).log()
     logits = torch.where(logits.isfinite(), logits, torch.nan)
     if each is None:
         each = "content" if in_a_row and _differ(logits) else "head"
@@ -216,17 +220,19 @@ def _weights(
     size = content.square().sum(-1).mean()
     content = content * (CONTENT * head_dim**0.5 / size).sqrt()
     q = content[:, None].expand(rows, num_heads, length, head_dim)
+    seen = where.key.length
+    k = q if seen == length else q[:, :, :1].expand(rows, num_heads, seen, head_dim)
     tokens = torch.randn(rows, length, hidden_size, dtype=torch.float64)
 
     def encoded(v: Tensor) -> Problem:
-        return layer(Attention(q, q, v, where, causal=causal, x=tokens))
+        return layer(Attention(q, k, v, where, causal=causal, x=tokens))
 
-    problem = encoded(q)
+    problem = encoded(k)
     if isinstance(problem, Parts) and not problem.by_head:
         # A mixture of softmaxes has no weights of its own; what it does to values that name their key is as good.
-        ones = torch.eye(length, dtype=torch.float64).expand(rows, num_heads, length, length)
+        ones = torch.eye(seen, dtype=torch.float64).expand(rows, num_heads, seen, seen)
         made: Tensor = attend(encoded(ones), "dense")
-        if made.shape[-1] != length:
+        if made.shape[-1] != seen:
             raise ConfigError(f"{type(layer).__name__} maps the values, so that its weights cannot be told")
         return made
     made = attend(problem, "dense", return_weights=True)[1]

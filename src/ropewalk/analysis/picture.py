@@ -83,20 +83,21 @@ def _shown(what: AttentionMap) -> list[tuple[int, str]]:
     return [(0, f"attention, {what.each} 0"), (last, f"{what.each} {last}")]
 
 
-def _relative(what: AttentionMap) -> Tensor:
+def relative(what: AttentionMap) -> Tensor:
+    """Return weights over the largest of their row."""
     return what.weights / what.weights.amax(-1, keepdim=True).clamp(min=1e-300)
 
 
-def _steps(what: AttentionMap) -> list[float]:
-    """Return where shades begin: even steps where all weights are of a size."""
-    least = float(_relative(what)[what.weights > 0].min()) if bool((what.weights > 0).any()) else 0.0
+def steps_of(what: AttentionMap) -> list[float]:
+    """Return from which weight on, over the largest of the row, each shade is used: even steps where all are of a size."""
+    least = float(relative(what)[what.weights > 0].min()) if bool((what.weights > 0).any()) else 0.0
     if least < STEPS[3]:
         return list(STEPS)
     return [least + (1 - least) * n / len(STEPS) for n in range(len(STEPS))]
 
 
 def _caption(what: AttentionMap, ink: Ink) -> list[str]:
-    steps = _steps(what)
+    steps = steps_of(what)
     said = [f"{what.length} tokens of equal content, queries downwards, keys to the right"]
     if steps[0] < 1 - 1e-6:
         digits = next((n for n in range(6) if len({f"{100 * s:.{n}f}" for s in (*steps, 1.0)}) == len(steps) + 1), 6)
@@ -113,8 +114,8 @@ def _caption(what: AttentionMap, ink: Ink) -> list[str]:
 
 def _map_panel(what: AttentionMap, head: int, title: str, ink: Ink) -> list[Text]:
     size = (HEIGHT, MAP_WIDTH)
-    steps = torch.tensor(_steps(what)[1:], dtype=torch.float64)
-    level = torch.bucketize(_pooled(_relative(what)[head], size) + 1e-9, steps, right=True)
+    steps = torch.tensor(steps_of(what)[1:], dtype=torch.float64)
+    level = torch.bucketize(_pooled(relative(what)[head], size) + 1e-9, steps, right=True)
     visible = _pooled((what.weights[head] > 0).double(), size) > 0
     lines = [Text(title.ljust(MAP_WIDTH), style="bold")]
     for shades, there in zip(level.tolist(), visible.tolist(), strict=True):
@@ -294,8 +295,8 @@ def _query(what: AttentionMap) -> int:
 
 
 def _draw_map(axis: Any, what: AttentionMap, head: int, title: str) -> Any:
-    relative = _relative(what)[head].masked_fill(what.weights[head] == 0, torch.nan)
-    image = axis.imshow(relative.numpy(), cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+    shown = relative(what)[head].masked_fill(what.weights[head] == 0, torch.nan)
+    image = axis.imshow(shown.numpy(), cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
     axis.set_title(title, fontsize=10)
     axis.set_xlabel("key")
     axis.set_ylabel("query")
