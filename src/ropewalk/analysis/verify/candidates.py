@@ -343,7 +343,7 @@ def _ladders(
     slow = math.exp(min(float((-(logs * planes / i.clamp(min=1)))[keep].median()), 600.0))
     named = list(_bases(base, planes, reference)) if base is not None else []
     for value in (*dict(named), *USUAL, nice(fitted, 3), nice(slow, 3), slow, fitted):
-        if value is not None and 1 < value < 1e15 and value != base:
+        if 1 < value < 1e15 and (base is None or abs(value / base - 1) > 1e-6):
             close = [text for b, text in named if abs(b / value - 1) < 1e-6]
             yield _of_base(value, base, planes, tuple(close))
     if int(keep.sum()) >= 3:
@@ -700,7 +700,7 @@ def _jump(f: Tensor, w: Tensor, s: Tensor, wanted: Tensor, index: Tensor) -> Ite
     if not len(begins):
         return
     late = s >= begins[:, None]
-    shift = torch.stack([off[here].median() for here in late]).round()
+    shift = torch.where(late, off, math.nan).nanmedian(-1).values.round()
     apart = (off - torch.where(late, shift[:, None], 0.0)).abs().clamp(max=2.0).sum(-1)
     best = int(apart.argmin())
     by, begin = float(shift[best]), int(begins[best])

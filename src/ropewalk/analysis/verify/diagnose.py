@@ -12,6 +12,8 @@ from torch import Tensor
 from ropewalk.analysis.verify import rounding
 from ropewalk.analysis.verify.candidates import wanted_places
 from ropewalk.analysis.verify.explain import (
+    ENOUGH,
+    ROUNDED,
     SENSES,
     Evidence,
     Guess,
@@ -356,11 +358,13 @@ class _Diagnosis:
                 )
                 for s in sides
             ]
-        evidence = read_sides(sides, structure, self.o.unit)
+        evidence = read_sides(sides, structure, self.o.dtype)
         planes = structure.width // 2
         search = Search(self.reference, tokens, evidence, planes, self.length, self.o.dtype)
-        best = search.run()
-        if not best.explains and len(evidence) > 1:
+        apart = search.apart if len(evidence) > 1 else 0.0
+        # What is alike in q and k is one search; what is not can have no one explanation.
+        best = search.run() if apart <= 2 * (1 - ROUNDED) else None
+        if best is None or (not best.explains and apart > 2 * (1 - ENOUGH)):
             for side, one in zip(sides, evidence, strict=True):
                 alone = Search(self.reference, tokens, [one], planes, self.length, self.o.dtype)
                 found = alone.run()

@@ -82,11 +82,12 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Gains of one side at some tokens, and which of them are sure; the others are 0."""
+    """Gains of one side at some tokens, which of them are sure (the others are 0), and how far off rounding leaves them."""
 
     side: str
     value: Tensor
     sure: Tensor
+    spread: Tensor
     noise: float
     rest: float
 
@@ -96,12 +97,12 @@ class Evidence:
         return self.value.abs()[self.sure].median()
 
     def take(self, which: Tensor) -> Evidence:
-        return replace(self, value=self.value[which], sure=self.sure[which])
+        return replace(self, value=self.value[which], sure=self.sure[which], spread=self.spread[which])
 
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """One explanation, and how well it does."""
+    """One explanation, and how well it does: ``met``, and ``exact`` where nothing is rounded, are shares of the gains."""
 
     frequencies: Frequencies
     places: Places
@@ -110,6 +111,7 @@ class Guess:
     met: float = 0.0
     left: float = math.inf
     factor: float = 1.0
+    exact: float = 0.0
 
     @property
     def cost(self) -> float:
@@ -119,8 +121,10 @@ class Guess:
 
     @property
     def explains(self) -> bool:
-        """Whether it leaves nothing but rounding."""
-        return self.met >= (ENOUGH if self.precision is None else ROUNDED)
+        """Whether it leaves nothing but rounding; tables that are rounded must explain half of what exact ones do not."""
+        if self.precision is None:
+            return self.met >= ENOUGH
+        return self.met >= ROUNDED and 1 - self.met <= (1 - self.exact) / 2
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -173,11 +177,14 @@ def tokens_of(observation: Observation, *, swapped: bool = False, heads: int = 0
     )
 
 
-def evidence_of(side: Side, gains: Gains, unit: float) -> Evidence:
+def evidence_of(side: Side, gains: Gains, dtype: torch.dtype) -> Evidence:
     """Return the gains of a side, flat."""
-    value, weight = gains.value.flatten(0, 1), gains.weight.flatten(0, 1)
+    value, weight, spread = (t.flatten(0, 1) for t in (gains.value, gains.weight, gains.spread))
     sure = (weight > 1e-3 * weight.median()) & torch.isfinite(value.real) & torch.isfinite(value.imag)
-    return Evidence(side.name, value.where(sure, 0.0), sure, unit * (2 + 4 / math.sqrt(gains.samples)), gains.rest)
+    found = Evidence(side.name, value.where(sure, 0.0), sure, spread, 0.0, gains.rest)
+    unit, length = rounding.unit(dtype), float(found.length)
+    tables = rounding.of_tables(unit, dtype, length) if 1e-6 < length < 1e6 else unit
+    return replace(found, noise=2 * tables + 4 * unit / math.sqrt(gains.samples))
 
 
 def choose(tokens: Tokens, most: int = ITEMS) -> Tensor:
@@ -230,8 +237,23 @@ class Search:
         self.noise = max(e.noise for e in self.evidence)
         self.reach = torch.maximum(self.tokens.positions.abs().amax(-1), self.tokens.index.double())[:, None] + 1
         self.no_sine = all(map(_real, self.evidence))
+        wanted, length = reference.spectrum.attention_factor, float(self.evidence[0].length)
+        # What was on cos and sin when they were rounded: the factor that is wanted, or what it is mistaken for.
+        self.factor = min((wanted, 1.0, wanted**2, 1 / wanted), key=lambda f: abs(f - length))
         self.guesses: list[Guess] = []
         self.explaining: list[Guess] = []
+        self.exact: dict[tuple[Frequencies, Places, str], float] = {}
+
+    @property
+    def apart(self) -> float:
+        """Share of the gains in which two sides differ by more than rounding: no guess meets more of both than the rest."""
+        one, two = self.evidence
+        both = one.sure & two.sure
+        ratio = (_dot(one.value, two.value) * both).sum() / (two.value.abs().square() * both).sum().clamp(min=1e-300)
+        angle = rounding.float32_angles(self.reach, torch.ones(1, dtype=torch.float64))
+        allowed = one.noise * one.spread + two.noise * two.spread + 2 * angle.clamp(max=0.2)
+        off = (one.value - ratio.clamp(min=0.0) * two.value).abs() / one.length.clamp(min=1e-300)
+        return float(((off > allowed) & both).sum() / both.sum().clamp(min=1))
 
     def run(self) -> Guess:
         """Return the best guess."""
@@ -241,7 +263,10 @@ class Search:
         places = [given]
         t = self.tokens
         places += other_places(self.reference, t.positions, t.index, t.row, self.planes, t.first)
-        self._try(list(itertools.product(known, places)), tuple(SENSES))
+        # One fault first: where one explains all, two are not heard of.
+        alone = [(f, p) for f, p in itertools.product(known, places) if not (f.cause and p.cause)]
+        self._try(alone, tuple(SENSES))
+        self._try([(f, p) for f, p in itertools.product(known, places) if f.cause and p.cause], tuple(SENSES))
         if not self._settled(1.06):
             self._fit(known, places)
         if not self._settled(1.06):
@@ -277,10 +302,16 @@ class Search:
         pairs: Sequence[tuple[Frequencies, Places]],
         senses: Sequence[str],
         precision: Precision | None = None,
+        *,
+        fitted: bool = False,
     ) -> None:
-        factor = self.reference.spectrum.attention_factor
+        factor = self.factor
         # Where gains have no one length, it is what fits best.
-        free = ("no-sin", "no-cos") if precision is None else senses
+        free = senses if fitted else ("no-sin", "no-cos")
+        # What costs more than a rival of the best that explains all is never heard of.
+        dearest = min((g.cost for g in self._possible(self.explaining)), default=math.inf) + RIVAL
+        if dearest < math.inf:
+            pairs = [some for some in pairs if any(Guess(*some, s, precision).cost <= dearest for s in senses)]
         # Many guesses at once, as far as the numbers of one step stay near the processor.
         step = max(BATCH // (len(self.few) * self.planes), 1)
         for some in (pairs[i : i + step] for i in range(0, len(pairs), step)):
@@ -289,30 +320,34 @@ class Search:
             at = torch.stack([p.wide.expand(-1, planes) for _, p in some])
             made = _gains(at[:, self.few], omega, precision, factor)
             for sense in senses:
-                met, left = self._score(_sensed(made, sense), omega, self.few, sense in free)
+                met, left = self._score(_sensed(made, sense), at, omega, self.few, sense in free)
                 more = ((met >= PROMISING) | (left <= NEAR)).nonzero().flatten()
                 if len(self.few) < len(self.every) and len(more):
                     full = _sensed(_gains(at[more], omega[more], precision, factor), sense)
-                    met[more], left[more] = self._score(full, omega[more], self.every, sense in free)
+                    met[more], left[more] = self._score(full, at[more], omega[more], self.every, sense in free)
                 scored = [
-                    Guess(f, p, sense, precision, m, rest, factor)
+                    Guess(f, p, sense, precision, m, rest, factor, self.exact.get((f, p, sense), 0.0))
                     for (f, p), m, rest in zip(some, met.tolist(), left.tolist(), strict=True)
                 ]
+                if precision is None:
+                    self.exact |= {(g.frequencies, g.places, sense): g.met for g in scored}  # fitted ones come last
                 self.guesses += scored
                 self.explaining += [g for g in scored if g.explains]
 
-    def _score(self, made: Tensor, omega: Tensor, which: Tensor, fitted: bool) -> tuple[Tensor, Tensor]:
+    def _score(self, made: Tensor, at: Tensor, omega: Tensor, which: Tensor, fitted: bool) -> tuple[Tensor, Tensor]:
         """Return the share of gains that guesses meet, and the mean square that they leave: (guesses, tokens, P) → (guesses,)."""
         met, left = [], []
-        angle = rounding.float32_angles(self.reach[which], omega)
+        # Angles are made of the guessed positions; only, one beyond all the given ones allows itself no more than those do.
+        reach = torch.maximum(at[:, which].abs().clamp(max=float(self.reach.max())), self.reach[which])
+        angle = rounding.float32_angles(reach, omega)
         for e, given in zip(self.evidence, self.scaled, strict=True):
-            value, sure, scaled = e.value[which], e.sure[which], given[which]
+            value, sure, scaled, noise = e.value[which], e.sure[which], given[which], e.noise * e.spread[which]
             if fitted:
                 length = _dot(value, made).sum((1, 2)) / (_dot(made, made) * sure).sum((1, 2)).clamp(min=1e-300)
                 scaled = value * (1 / length.clamp(min=1e-12))[:, None, None]
             off = scaled - made
             error = _dot(off, off).nan_to_num_(nan=4.0).clamp_(max=4.0).mul_(sure)
-            good = (error <= (e.noise + angle).clamp_(max=0.2).square_()).float()
+            good = (error <= (noise + angle).clamp_(max=0.2).square_()).float()
             count = sure.sum().clamp(min=1)
             share = 1 - (sure.numel() - good.sum((1, 2)).double()) / count
             # A few numbers may lie at the border of rounding; a token or a plane that is wrong as a whole does not.
@@ -468,12 +503,11 @@ class Search:
             kinds[g.causes] = kinds.get(g.causes, 0) + 1
             if kinds[g.causes] <= 2 and len(bases) < 12:
                 bases.append(g)
-        for precision in precisions(self.data):
-            # What costs more than a rival of the best that explains all is never heard of.
-            dearest = min((g.cost for g in self._possible(self.explaining)), default=math.inf) + RIVAL
+        # Tables that are rounded have no one length; that alone must not speak for them, so exact ones are fitted as well.
+        for precision in (None, *precisions(self.data)):
             for sense in dict.fromkeys(g.sense for g in bases):
-                cheap = [g for g in bases if g.sense == sense and replace(g, precision=precision).cost <= dearest]
-                self._try([(g.frequencies, g.places) for g in cheap], (sense,), precision)
+                some = [(g.frequencies, g.places) for g in bases if g.sense == sense]
+                self._try(some, (sense,), precision, fitted=True)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -497,9 +531,9 @@ def _distinct(items: Iterable[Item]) -> list[Item]:
     return list(seen.values())
 
 
-def read_sides(sides: Iterable[Side], structure: Structure, unit: float) -> list[Evidence]:
+def read_sides(sides: Iterable[Side], structure: Structure, dtype: torch.dtype) -> list[Evidence]:
     """Return the evidence of several sides under one structure."""
-    return [evidence_of(side, read(side, structure), unit) for side in sides]
+    return [evidence_of(side, read(side, structure), dtype) for side in sides]
 
 
 def ladder_base(inv_freq: Tensor) -> float | None:

@@ -22,6 +22,9 @@ Kernel = Literal["rotate", "mirror", "mixed", "scale"]
 """rotate: (a cos − b sin, b cos + a sin). mirror: the minus sign is missing. mixed: the tables lie in the order of the other
 pairing, so that partners turn by different angles. scale: the pair is multiplied by any complex number."""
 
+FEW, LAST_RESORT = 64, 12
+"""Tokens that structures are told apart on: likely ones, and all there are."""
+
 Order = Literal["same", "to_half", "to_interleaved"]
 """Order of the channels that come out: as they went in, or moved from one pairing's order to the other's."""
 
@@ -73,9 +76,10 @@ class Gains:
 
     Args:
         value: (batch, seq, P), complex.
-        weight: (batch, seq, P), energy of the pair before.
+        weight: (batch, seq, P), energy of the pair before, as far as it determines the gain.
         residual: root mean square of what the gains leave unexplained, relative to what came out.
         samples: heads that each gain is an average of.
+        spread: (batch, seq, P), by how much more than that of a rotation the rounding of the numbers shows in a gain.
         rest: what the channels that are not turned are multiplied by; 1 where there are none.
     """
 
@@ -83,6 +87,7 @@ class Gains:
     weight: Tensor
     residual: float
     samples: int
+    spread: Tensor
     rest: float = 1.0
 
 
@@ -107,7 +112,8 @@ def read(side: Side, structure: Structure) -> Gains:
         rest = float((u * v).sum() / u.square().sum().clamp(min=1e-300))
         left = left + (v - rest * u).square().sum()
     total = y.square().sum().clamp(min=1e-300)
-    return Gains(value, weight, float((left.clamp(min=0.0) / total).sqrt()), x.shape[1], rest)
+    spread = ((a.square() + b.square()).sum(1) / weight.clamp(min=1e-300)).sqrt().clamp(min=1.0)
+    return Gains(value, weight, float((left.clamp(min=0.0) / total).sqrt()), x.shape[1], spread, rest)
 
 
 def _rotate(a: Tensor, b: Tensor, c: Tensor, d: Tensor, _: Structure) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,8 +139,8 @@ def _mirror(a: Tensor, b: Tensor, c: Tensor, d: Tensor, _: Structure) -> tuple[T
     plus, minus = (p * u).sum(1) / uu, (m * v).sum(1) / vv
     value = torch.complex((plus + minus) / 2, (plus - minus) / 2)
     left = ((p - plus[:, None] * u).square() + (m - minus[:, None] * v).square()).sum() / 2
-    weight = (uu + vv) / 2
-    return left + _unequal(value, torch.minimum(uu, vv)), value, weight
+    weight = torch.minimum(uu, vv)
+    return left + _unequal(value, weight), value, weight
 
 
 def _mixed(a: Tensor, b: Tensor, c: Tensor, d: Tensor, s: Structure) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,7 +156,7 @@ def _mixed(a: Tensor, b: Tensor, c: Tensor, d: Tensor, s: Structure) -> tuple[Te
     weight = weights.sum(-1)
     value = (by_channel * weights).sum(-1) / weight.clamp(min=1e-300)
     apart = (weights * (by_channel - value[..., None]).abs().square()).sum()
-    return left_up + left_down + apart + _unequal(value, weight), value, weight
+    return left_up + left_down + apart + _unequal(value, weight), value, 2 * weight
 
 
 def _two(own: Tensor, partner: Tensor, out: Tensor, sign: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -228,9 +234,10 @@ def find_structure(sides: Iterable[Side], wanted: Structure, unit: float) -> tup
     """Return the structure nearest to the wanted one under which the sides have gains, and what it leaves unexplained.
 
     A structure is accepted if it leaves a hundredth of what was changed, or what rounding leaves. If none does, any
-    rotation width is tried, and the best of all is taken.
+    rotation width is tried, and the best of all is taken. All channels of a token are turned in the same manner, so few
+    tokens tell.
     """
-    sides = list(sides)
+    sides = [_thinned(side, FEW) for side in sides]
     head_dim, heads = sides[0].before.shape[-1], min(s.before.shape[1] for s in sides)
     changed = max(turned(s) for s in sides)
     enough = max(4 * unit, 0.01 * changed)
@@ -250,15 +257,29 @@ def find_structure(sides: Iterable[Side], wanted: Structure, unit: float) -> tup
             wider = [replace(found, width=w, start=s) for w, s in _places(found, head_dim) if w > found.width]
             better = min(wider, key=left, default=found)
             return (better, left(better)) if rest > 4 * unit and left(better) < 0.25 * rest else (found, rest)
-    for width in range(2, head_dim + 1, 2):
-        for start in dict.fromkeys((wanted.start, 0, head_dim - width)):
-            if start + width <= head_dim:
-                for pairing in ("interleaved", "half"):
-                    left(replace(wanted, pairing=pairing, width=width, start=start))
+    possible = [
+        replace(wanted, pairing=pairing, width=width, start=start)
+        for width in range(2, head_dim + 1, 2)
+        for start in dict.fromkeys((wanted.start, 0, head_dim - width))
+        if start + width <= head_dim
+        for pairing in ("interleaved", "half")
+    ]
+    fewer = [_thinned(side, LAST_RESORT) for side in sides]
+    for s in sorted(possible, key=lambda s: max(read(side, s).residual for side in fewer))[:8]:
+        left(s)
     best = min(tried, key=left)
     if left(best) <= max(enough, 0.25 * tried[wanted]):
         return _nearest([s for s in tried if left(s) <= max(1.2 * left(best), 2 * unit)], wanted, tried)
     return wanted, tried[wanted]
+
+
+def _thinned(side: Side, most: int) -> Side:
+    """Return a side at so many of its tokens, evenly spread."""
+    seq = side.before.shape[2]
+    if seq <= most:
+        return side
+    which = torch.linspace(0, seq - 1, most).long()
+    return replace(side, before=side.before[:, :, which], after=side.after[:, :, which])
 
 
 def _nearest(among: list[Structure], wanted: Structure, left: dict[Structure, float]) -> tuple[Structure, float]:

@@ -28,6 +28,12 @@ CHANCE = 6.0
 """What may be left over and above by chance, for one gain: about five times the root of what three roundings leave."""
 
 
+def of_tables(unit: float, dtype: torch.dtype, factor: float) -> float:
+    """Return the relative error of rounding cos and sin once, with a factor on them: beyond 1 steps are twice as wide."""
+    step = torch.finfo(dtype).eps * 2.0 ** (math.ceil(math.log2(factor)) - 1)
+    return max(unit, step / 2 / factor)
+
+
 def systematic(unit: float, dtype: torch.dtype, factor: float, count: int) -> float:
     """Return what may be left in the mean over many tokens, relative to the gain.
 
@@ -40,8 +46,7 @@ def systematic(unit: float, dtype: torch.dtype, factor: float, count: int) -> fl
         factor: the attention factor, which cos and sin are multiplied by before they are rounded.
         count: over how many gains the mean is taken.
     """
-    step = torch.finfo(dtype).eps * 2.0 ** (math.ceil(math.log2(factor)) - 1)
-    return SYSTEMATIC * max(unit, step / 2 / factor) + CHANCE * unit / math.sqrt(count)
+    return SYSTEMATIC * of_tables(unit, dtype, factor) + CHANCE * unit / math.sqrt(count)
 
 
 def unit(*dtypes: torch.dtype) -> float:
