@@ -202,7 +202,9 @@ def report(
         print("nothing was written: a page without them would look whole", file=sys.stderr)
     elif args.write:
         day = time.strftime("%-d %B %Y", time.gmtime())
-        _report.write_page(PAGE, _report.measured(questions, answers, f"{machine}, {day}."))
+        command = " ".join(["python -m benchmarks", *sys.argv[1:]])
+        said = f"ropewalk {ropewalk.__version__}, {day}, `{command}`: {machine}."
+        _report.write_page(PAGE, _report.measured(questions, answers, said))
         _report.write_baseline(BASELINE, answers, machine)
         print(f"\nwrote {PAGE} and {BASELINE}")
     if baseline is not None:
