@@ -34,19 +34,21 @@ ENCODINGS: dict[str, Callable[[], rw.Encoding]] = {
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    short, past = bench.pick((1024, 8192), (16, 64))
+    few, past, many = bench.pick((512, 8192, 32768), (16, 64, 96))
     for name, target in TARGETS.items():
-        for way, limit in (("into a buffer", target), ("joined", None)):
-            old, new = keys_and_values(past), token()
-            mine = ENCODINGS[name]()
-            yield from bench.against(
-                by_hand(name, mine, old, new, joined=way == "joined"),
-                {f"{name}, {past} keys, by hand {way}": library(mine, old, new)},
-                limit,
-            )
+        yield from step_of(bench, name, past, "into a buffer", target)
+        yield from step_of(bench, name, past, "joined")
+    for length in (few, many):
+        yield from step_of(bench, "RoPE", length, "into a buffer")
     for name in ("NoPE", "RoPE"):
-        blocks = [memory(library(ENCODINGS[name](), keys_and_values(n), token())).largest for n in (past, short)]
-        yield Row(f"{name}: largest block a step takes, {past} to {short} keys", blocks[0] / blocks[1], target=1.1)
+        blocks = [memory(library(ENCODINGS[name](), keys_and_values(n), token())).largest for n in (past, few)]
+        yield Row(f"{name}: largest block a step takes, {past} to {few} keys", blocks[0] / blocks[1], target=1.1)
+
+
+def step_of(bench: Bench, name: str, past: int, way: str, target: float | None = None) -> Iterator[Row]:
+    encoding, old, new = ENCODINGS[name](), keys_and_values(past), token()
+    hand = by_hand(name, encoding, old, new, joined=way == "joined")
+    return bench.against(hand, {f"{name}, {past} keys, by hand {way}": library(encoding, old, new)}, target)
 
 
 def keys_and_values(past: int) -> tuple[Tensor, Tensor, Tensor]:
