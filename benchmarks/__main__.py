@@ -28,7 +28,7 @@ import torch
 import ropewalk
 
 from . import _report
-from ._question import Bench, Question, Row, load
+from ._question import Bench, Row, load
 from ._timing import header, prepare
 from .questions import NAMES
 
@@ -100,17 +100,19 @@ def fingerprint(bench: Bench, threads: int) -> str:
     return seen.hexdigest()[:16]
 
 
-def answered(name: str, bench: Bench, threads: int, folder: Path, again: bool) -> tuple[list[Row], bool]:
-    """Return a question's rows, and whether they were kept from before."""
+def answered(name: str, bench: Bench, threads: int, folder: Path, again: bool) -> list[Row]:
+    """Return a question's rows, those that were kept from before unless they are asked again."""
     file = folder / f"{name}.json"
     if file.exists() and not again:
-        return [Row(**row) for row in json.loads(file.read_text(encoding="utf-8"))], True
+        rows = [Row(**row) for row in json.loads(file.read_text(encoding="utf-8"))]
+        print(f"  kept: {len(rows)} rows (--again measures anew)")
+        return rows
     rows = ask(name, bench, threads)
     folder.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")  # a kill leaves a whole answer or none
     part.write_text(json.dumps([row.as_dict() for row in rows], indent=1), encoding="utf-8")
     part.replace(file)
-    return rows, False
+    return rows
 
 
 def main() -> int:
@@ -149,69 +151,60 @@ def run(args: argparse.Namespace, bench: Bench) -> int:
     torch.set_num_threads(args.threads)  # for the header; each question's process sets its own
     names, started, machine = args.only or NAMES, time.monotonic(), header()
     folder = KEPT / fingerprint(bench, args.threads)
+    baseline = read_baseline() if args.check else None
     print(f"{machine}\nanswers are kept in {folder}; * marks what other processes disturbed\n", flush=True)
-    baseline = json.loads(BASELINE.read_text(encoding="utf-8")) if args.check else None
-    questions: dict[str, Question] = {}
     answers: dict[str, list[Row]] = {}
-    failed, slower = [], []
+    failed: list[str] = []
+    slower: list[str] = []
     for n, name in enumerate(names, 1):
-        questions[name] = load(name)
-        passed = f"{time.monotonic() - started:.0f} s"
-        print(f"[{n}/{len(names)}, {passed}] {name}: {questions[name].title}", flush=True)
+        print(f"[{n}/{len(names)}, {time.monotonic() - started:.0f} s] {name}: {load(name).title}", flush=True)
         try:
-            rows, kept = answered(name, bench, args.threads, folder, args.again)
-            if kept:
-                print(
-                    f"  kept: {len(rows)} rows, {sum(row.missed for row in rows)} targets missed (--again measures anew)"
-                )
-            if baseline is not None:
-                slower += _report.worse(baseline, name, rows, args.tolerance) and worse_again(
-                    name, args, bench, folder, baseline
-                )
+            answers[name] = answered(name, bench, args.threads, folder, args.again)
+            if baseline is not None and _report.worse(baseline, name, answers[name], args.tolerance):
+                print("  worse than the baseline: asked once more, since neighbours on the machine go away", flush=True)
+                answers[name] = answered(name, bench, args.threads, folder, True)
+                slower += _report.worse(baseline, name, answers[name], args.tolerance)
         except QuestionFailed as error:
             print(error, file=sys.stderr, flush=True)
             failed.append(name)
-            continue
-        answers[name] = rows
-    return report(args, questions, answers, failed, slower, baseline, machine)
-
-
-def worse_again(name: str, args: argparse.Namespace, bench: Bench, folder: Path, baseline: dict[str, Any]) -> list[str]:
-    """Ask a question that got worse once more: a neighbour on the machine goes away, a slower code does not."""
-    print("  worse than the baseline: asked once more", flush=True)
-    rows, _ = answered(name, bench, args.threads, folder, True)
-    return _report.worse(baseline, name, rows, args.tolerance)
-
-
-def report(
-    args: argparse.Namespace,
-    questions: dict[str, Question],
-    answers: dict[str, list[Row]],
-    failed: list[str],
-    slower: list[str],
-    baseline: dict[str, Any] | None,
-    machine: str,
-) -> int:
-    """Write what was asked for, say what is wrong, and return the exit status."""
     missed = [f"{name}: {shown(row)}" for name, rows in answers.items() for row in rows if row.missed]
-    if missed:
-        print("\nbeyond their targets:", *missed, sep="\n  ")
-    if failed:
-        print(f"\nwithout an answer: {', '.join(failed)}", file=sys.stderr)
-    if args.write and failed:
-        print("nothing was written: a page without them would look whole", file=sys.stderr)
-    elif args.write:
-        day = time.strftime("%-d %B %Y", time.gmtime())
-        _report.write_page(PAGE, _report.measured(questions, answers, f"{machine}, {day}."))
-        _report.write_baseline(BASELINE, answers, machine)
-        print(f"\nwrote {PAGE} and {BASELINE}")
+    tell("beyond their targets", missed)
+    tell("without an answer", failed)
+    if args.write:
+        write(answers, machine, failed)
     if baseline is not None:
-        print(f"\nthe baseline is of {baseline['machine']}")
-        if slower:
-            print("slower or bigger, twice:", *slower, sep="\n  ")
-        elif not failed:
-            print(f"nothing is slower than before by more than {args.tolerance:.0%}")
+        tell(f"slower or bigger, twice, than on {baseline['machine']}", slower)
+        if not slower and not failed:
+            print(f"\nnothing is slower than on {baseline['machine']} by more than {args.tolerance:.0%}")
     return 1 if failed or slower else 0
+
+
+def read_baseline() -> dict[str, Any]:
+    """Return the figures to compare with."""
+    if not BASELINE.exists():
+        raise SystemExit(f"there is no {BASELINE} to compare with: --write makes one, on quiet processors")
+    baseline: dict[str, Any] = json.loads(BASELINE.read_text(encoding="utf-8"))
+    return baseline
+
+
+def tell(what: str, lines: list[str]) -> None:
+    """Print a list, if there is something in it."""
+    if lines:
+        print(f"\n{what}:", *lines, sep="\n  ", flush=True)
+
+
+def write(answers: dict[str, list[Row]], machine: str, failed: list[str]) -> None:
+    """Write the page and the baseline, unless something is missing."""
+    if failed:
+        print("\nnothing was written: without these answers the page would look whole", file=sys.stderr)
+        return
+    now = time.gmtime()
+    command = " ".join(["python -m benchmarks", *sys.argv[1:]])
+    said = f"ropewalk {ropewalk.__version__}, {now.tm_mday} {time.strftime('%B %Y', now)}, `{command}`: {machine}."
+    questions = {name: load(name) for name in answers}
+    _report.write_page(PAGE, _report.measured(questions, answers, said))
+    _report.write_baseline(BASELINE, answers, machine)
+    print(f"\nwrote {PAGE} and {BASELINE}")
 
 
 if __name__ == "__main__":

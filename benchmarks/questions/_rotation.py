@@ -52,7 +52,7 @@ def case(length: int, dtype: torch.dtype, pairing: Pairing, projected: bool = Fa
 
 def cases(bench: Bench, dtype: torch.dtype) -> Iterator[Case]:
     """Go through the pairings and lengths."""
-    for pairing, length in product(PAIRINGS, bench.pick(LENGTHS, (1, 16))):
+    for pairing, length in product(PAIRINGS, bench.pick(LENGTHS, (16,))):
         yield case(length, dtype, pairing)
     for pairing in PAIRINGS:
         yield case(bench.pick(2048, 16), dtype, pairing, projected=True)

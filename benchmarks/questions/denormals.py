@@ -13,8 +13,7 @@ from .low_rank import compared
 
 def rows(bench: Bench) -> Iterator[Row]:
     for length in bench.pick((1024, 2048), (32,)):
-        for row, _ in compared(bench, length, ("ALiBi", "FoX", "GRAPE-A", "PaPE")):
-            yield row
+        yield from compared(bench, length, ("ALiBi", "FoX", "GRAPE-A", "PaPE"))
 
 
 QUESTION = Question(

@@ -5,6 +5,8 @@ them; ours is `apply_rotary` for rotations, and encoding and `attend` for attent
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.metadata import version
 
 import torch
 import torch.nn.functional as F
@@ -105,7 +107,8 @@ def rows(bench: Bench) -> Iterator[Row]:
                     yield absent(name, f"not installed ({error.name})" if error.name else str(error))
                     continue
                 check(theirs(), ours(), dtype, name)
-                yield from bench.against(theirs, {name: ours}, 1.0)
+                for row in bench.against(theirs, {name: ours}, 1.0):
+                    yield replace(row, note=f"(version {version(package)})")
 
 
 def check(theirs: object, ours: object, dtype: torch.dtype, name: str) -> None:
