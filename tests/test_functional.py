@@ -142,6 +142,21 @@ def test_apply_rotary_equals_the_paper(pairing, width):
     )
 
 
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_apply_rotary_into_given_memory(pairing):
+    x = torch.randn(2, 3, 5, 10)
+    cos, sin = F.rotary_tables(torch.arange(10).view(2, 5), head_dim=8, pairing=pairing)
+    want, out = F.apply_rotary(x, cos, sin, pairing), torch.empty_like(x)
+    assert F.apply_rotary(x, cos, sin, pairing, out=out) is out
+    torch.testing.assert_close(out, want)
+    assert F.apply_rotary_(x, cos, sin, pairing) is x
+    torch.testing.assert_close(x, want)
+    with pytest.raises(ConfigError, match="requires grad"):
+        F.apply_rotary_(x.requires_grad_(), cos, sin, pairing)
+    with pytest.raises(ShapeError, match="share memory"):
+        F.apply_rotary_(torch.randn(2, 1, 5, 10).expand(2, 3, 5, 10), cos, sin, pairing)
+
+
 def test_default_pairing_is_interleaved():
     x, (cos, sin) = torch.randn(1, 2, 3, 4), F.rotary_tables(torch.arange(3), head_dim=4)
     assert torch.equal(F.apply_rotary(x, cos, sin), F.apply_rotary(x, cos, sin, "interleaved"))

@@ -20,6 +20,7 @@ from ropewalk.core.rotation import Pairing
 
 __all__ = [
     "apply_rotary",
+    "apply_rotary_",
     "apply_rotary_packed",
     "apply_rotary_packed_",
     "convert_pairing",
@@ -109,7 +110,9 @@ def rotary_tables(
     return rotation.product_tables(positions, inv_freq, dtype, scale, pairing)
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "interleaved") -> Tensor:
+def apply_rotary(
+    x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "interleaved", *, out: Tensor | None = None
+) -> Tensor:
     """(a, b) → (a cos − b sin, a sin + b cos) for each of the first P pairs of channels of x.
 
     Channels after the first 2P pass through. The result has the dtype of x; bf16 and fp16 are turned in float32 and
@@ -120,17 +123,34 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "interl
         cos: (seq, P), (batch, seq, P) or (batch, heads, seq, P); batch and heads may be 1.
         sin: likewise.
         pairing: "interleaved" or "half".
+        out: a tensor like x that takes the result, which is then returned; no gradients pass.
 
     Raises:
-        ShapeError: shapes that do not fit, with the likely reason.
-        ConfigError: an unknown pairing.
+        ShapeError: shapes that do not fit, with the likely reason; an ``out`` that overlaps itself or a part of x.
+        ConfigError: an unknown pairing; ``out`` where something requires grad.
     """
     if x.ndim != 4:
         raise ShapeError(
             f"x is {tuple(x.shape)}; allowed is (batch, heads, seq, head_dim). Split the width of the model with "
             "x.unflatten(-1, (heads, head_dim)).transpose(1, 2)"
         )
-    return rotation.rotate(x, _per_head(cos, x, "cos"), _per_head(sin, x, "sin"), pairing)
+    return rotation.rotate(x, _per_head(cos, x, "cos"), _per_head(sin, x, "sin"), pairing, out=out)
+
+
+def apply_rotary_(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "interleaved") -> Tensor:
+    """`apply_rotary` in place, for inference: x holds the result and is returned.
+
+    Args:
+        x: (batch, heads, seq, head_dim), with any strides: also q or k as a view of a fused projection.
+        cos: as for `apply_rotary`.
+        sin: likewise.
+        pairing: "interleaved" or "half".
+
+    Raises:
+        ShapeError: shapes that do not fit; an x whose elements share memory, as after ``expand``.
+        ConfigError: an unknown pairing; x or the tables require grad, and gradients are enabled.
+    """
+    return apply_rotary(x, cos, sin, pairing, out=x)
 
 
 def rotary_embedding(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropewalk.core import rotation
 from ropewalk.core.errors import ConfigError, ShapeError
@@ -386,6 +387,105 @@ def test_without_storage(pairing):
             y = rotate(x, cos, sin, pairing)
             assert y.shape == x.shape and y.dtype == x.dtype and y.device == x.device
             y.sum().backward()
+
+
+# ---- into given memory ----------------------------------------------------------------------------------------------
+
+
+def _fused(x):
+    """Return x as a part of a fused projection: strided, and at an odd offset where the width is odd."""
+    fused = torch.zeros(*x.shape[:-1], 3 * x.shape[-1], dtype=x.dtype)
+    part = fused[..., x.shape[-1] : 2 * x.shape[-1]]
+    return part.copy_(x), fused
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [8, 11])
+@pytest.mark.parametrize("lead", [(1, 1), (2, 3)])
+def test_in_place_and_out(lead, dim, dtype, pairing, inverse, blocks):
+    x = torch.randn(2, 3, 9, dim).to(dtype)
+    cos, sin = _tables(*lead, 9, 4, pairing=pairing, dtype=dtype)
+    want = _reference(x, cos, sin, pairing, inverse)
+    for out in (torch.full_like(x, torch.nan), torch.full_like(x, torch.nan).mT.contiguous().mT, _fused(x)[0]):
+        before = x.clone()
+        assert rotate(x, cos, sin, pairing, inverse=inverse, out=out) is out
+        _close(out, want)
+        assert torch.equal(x, before)
+    part, fused = _fused(x)
+    for y in (x.clone(), x.transpose(1, 2).contiguous().transpose(1, 2), part):
+        where = y.data_ptr()
+        assert rotate(y, cos, sin, pairing, inverse=inverse, out=y) is y
+        assert y.data_ptr() == where
+        _close(y, want)
+    assert not fused[..., :dim].any() and not fused[..., 2 * dim :].any()  # the neighbours were not touched
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_in_place_needs_no_memory_that_grows(pairing, monkeypatch):
+    monkeypatch.setattr(rotation, "_BLOCK", 1024)
+    largest = []
+
+    class Largest(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in known:
+                largest.append(out.untyped_storage().nbytes())
+            return out
+
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(1, 4, 4096, 16).to(dtype)
+        cos, sin = _tables(4096, 8, dtype=dtype, pairing=pairing)
+        known = {t.untyped_storage().data_ptr() for t in (x, cos, sin)}
+        with Largest():
+            rotate(x, cos, sin, pairing, out=x)
+    assert max(largest, default=0) <= 4 * 4 * 1024 * torch.get_num_threads()
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_in_place_under_transforms_and_without_storage(pairing):
+    x = torch.randn(2, 3, 5, 8)
+    cos, sin = _tables(5, 4, dtype=torch.float32, pairing=pairing)
+    want = rotate(x, cos, sin, pairing)
+    compiled = torch.compile(lambda t: rotate(t, cos, sin, pairing, out=t), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x.clone()), want)
+    mapped = torch.func.vmap(lambda t: rotate(t, cos, sin, pairing, out=t))(x.clone())
+    torch.testing.assert_close(mapped, want)
+    meta = [t.to("meta") for t in (x, cos, sin)]
+    assert rotate(*meta, pairing, out=meta[0]) is meta[0]
+
+
+def test_in_place_refuses():
+    cos, sin = _tables(5, 4, dtype=torch.float32)
+    x = torch.randn(2, 3, 5, 8)
+    with pytest.raises(ConfigError, match="x requires grad"):
+        rotate(x.clone().requires_grad_(), cos, sin, "half", out=torch.empty_like(x))
+    learned = x.clone().requires_grad_()
+    with pytest.raises(ConfigError, match="no_grad"):
+        rotate(learned, cos, sin, "half", out=learned)
+    with pytest.raises(ConfigError, match="out requires grad"):
+        rotate(x, cos, sin, "half", out=learned)
+    with pytest.raises(ConfigError, match="cos or sin requires grad"):
+        rotate(x, cos.clone().requires_grad_(), sin, "half", out=x)
+    with torch.no_grad():
+        want = rotate(learned, cos, sin, "half")
+        torch.testing.assert_close(rotate(learned, cos, sin, "half", out=learned).detach(), want)
+    for shared in (
+        x[:, :1].expand(2, 3, 5, 8),
+        torch.randn(5, 8).expand(2, 3, 5, 8),
+        torch.randn(2, 3, 12).unfold(2, 8, 1),
+    ):
+        with pytest.raises(ShapeError, match="share memory"):
+            rotate(shared, cos, sin, "half", out=shared)
+    with pytest.raises(ShapeError, match="alike"):
+        rotate(x, cos, sin, "half", out=torch.empty(2, 3, 5, 9))
+    with pytest.raises(ShapeError, match="alike"):
+        rotate(x, cos, sin, "half", out=torch.empty(2, 3, 5, 8, dtype=torch.float64))
+    both = torch.randn(3, 3, 5, 8)
+    with pytest.raises(ShapeError, match="one stretch of memory"):
+        rotate(both[:2], cos, sin, "half", out=both[1:])
+    rotate(both[:1], cos, sin, "half", out=both[2:])  # in one storage, but apart
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------

@@ -166,11 +166,14 @@ def _side_by_side(cos: Tensor) -> Tensor:
     return cos.as_strided((*cos.shape, 2), (*cos.stride(), 1))
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, *, inverse: bool = False) -> Tensor:
+def rotate(
+    x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, *, inverse: bool = False, out: Tensor | None = None
+) -> Tensor:
     """Turn the first P pairs of channels of x; the channels after the first 2P pass through unchanged.
 
-    Out of place: the result has the dtype of x and strides of its own. Differentiable any number of times, also with
-    respect to tables that require grad; with ``torch.compile``, ``torch.export``, ``torch.func`` and meta tensors.
+    Out of place: the result has the dtype of x and strides of its own, unless ``out`` is given. Differentiable any number
+    of times, also with respect to tables that require grad; with ``torch.compile``, ``torch.export``, ``torch.func`` and
+    meta tensors.
 
     Args:
         x: (batch, heads, seq, head_dim), or any number of leading dimensions, with any strides. bf16 and fp16 are
@@ -179,12 +182,20 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, *, inverse: bo
         sin: likewise.
         pairing: "interleaved" (channels 2i, 2i+1) or "half" (channels i, i+P).
         inverse: turn by −φ.
+        out: where to put the result, a tensor like x with any strides, or x itself; nothing is allocated but a block. Not
+            where gradients would have to go through it.
 
     Raises:
-        ConfigError: an unknown pairing.
-        ShapeError: tables that do not fit x.
+        ConfigError: an unknown pairing; ``out`` where something requires grad.
+        ShapeError: tables that do not fit x; an ``out`` unlike x, or whose memory overlaps itself or x.
     """
     _check(x, cos, sin, pairing)
+    if out is not None:
+        _check_out(x, cos, sin, out)
+        if not x.is_cpu or _must_be_plain(x, cos, sin):
+            return out.copy_(rotate(x, cos, sin, pairing, inverse=inverse))
+        with torch.no_grad():
+            return _eager(x, cos, sin, pairing, inverse, out)
     if _must_be_plain(x, cos, sin):
         return _plain(x, cos, sin, pairing, inverse)
     if x.is_cuda and x.ndim <= 4:
@@ -229,6 +240,53 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> None:
             "tables (batch, seq, P) need an axis for the heads: cos[:, None]"
         )
     raise ShapeError(f"{came}: {fix}")
+
+
+def _check_out(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """Check that results may be written to ``out``, which may be x."""
+    name = "x" if out is x else "out"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, cos, sin, out)):
+        learns = "x" if x.requires_grad else "out" if out.requires_grad else "cos or sin"
+        raise ConfigError(
+            f"{learns} requires grad, and a rotation written to {name} cannot be differentiated. Turn out of place, or "
+            "under torch.no_grad()"
+        )
+    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
+        raise ShapeError(
+            f"out is {tuple(out.shape)} in {out.dtype} on {out.device} and x is {tuple(x.shape)} in {x.dtype} on "
+            f"{x.device}; they must be alike: torch.empty_like(x)"
+        )
+    if _must_be_plain(out, cos, sin):
+        return  # no memory to look at
+    if not _apart(out):
+        raise ShapeError(
+            f"{name} has strides {out.stride()} for shape {tuple(out.shape)}: some of its elements share memory, as after "
+            f"expand, and would be turned more than once. Give {name}.contiguous() (or clone() it)"
+        )
+    same = out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
+    if not same and out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and out.numel():
+        ends = [(t.storage_offset(), t.storage_offset() + _extent(t)) for t in (x, out)]
+        if max(start for start, _ in ends) < min(end for _, end in ends):
+            raise ShapeError(
+                "out and x lie in one stretch of memory and are not the same view of it, so that parts of x might be "
+                "overwritten before they are read. Give out memory of its own, or out=x"
+            )
+
+
+def _extent(t: Tensor) -> int:
+    """Return how many elements of memory lie between the first and the last of t, both included."""
+    return 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def _apart(t: Tensor) -> bool:
+    """Whether every element has memory of its own, as after any slicing and transposing of a whole tensor."""
+    reach = 1
+    for stride, n in sorted(zip(t.stride(), t.shape, strict=True)):
+        if n > 1:
+            if stride < reach:
+                return False
+            reach += (n - 1) * stride
+    return True
 
 
 def _must_be_plain(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
@@ -295,10 +353,10 @@ class _Rotate(torch.autograd.Function):
         return rotate(grad, cos, sin, ctx.pairing, inverse=not ctx.inverse), None, None, None, None
 
 
-def _eager(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool) -> Tensor:
+def _eager(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool, out: Tensor | None = None) -> Tensor:
     dtype, width = _work(x.dtype), 2 * cos.shape[-1]
     if width == 0 or x.numel() == 0:
-        return x.clone()
+        return x.clone() if out is None else out.copy_(x)
     if cos.dtype != dtype or sin.dtype != dtype:
         cos, sin = cos.to(dtype), sin.to(dtype)
     blocks = 1
@@ -308,14 +366,14 @@ def _eager(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, inverse: bool)
         cis = _cis(cos, sin)
         if inverse:
             cis = torch.conj_physical(cis)  # conj() would be lazy, and more expensive when it is resolved
-        if blocks == 1 or (x.dtype == dtype and width == x.shape[-1]):  # a single pass needs no blocks
-            return _turn_neighbours(x, cis, width)
-        return _turn_neighbours_in_blocks(x, cis, width, blocks)
+        if out is None and (blocks == 1 or (x.dtype == dtype and width == x.shape[-1])):
+            return _turn_neighbours(x, cis, width)  # a single pass needs no blocks
+        return _turn_neighbours_in_blocks(x, cis, width, blocks, out)
     if cos.stride(-1) != 1:
         cos, sin = cos.contiguous(), sin.contiguous()
-    if blocks == 1:
+    if out is None and blocks == 1:
         return _turn_halves(x, cos, sin, width, inverse)
-    return _turn_halves_in_blocks(x, cos, sin, width, inverse, blocks)
+    return _turn_halves_in_blocks(x, cos, sin, width, inverse, blocks, out)
 
 
 def _cis(cos: Tensor, sin: Tensor) -> Tensor:
@@ -335,10 +393,15 @@ def _cis(cos: Tensor, sin: Tensor) -> Tensor:
 
 def _as_complex(y: Tensor, dtype: torch.dtype) -> Tensor:
     """Return neighbouring channels as complex numbers: a view, or a copy where an offset or a stride is odd."""
+    seen = _seen_as_complex(y, dtype)
+    return y.clone(memory_format=torch.contiguous_format).view(dtype) if seen is None else seen
+
+
+def _seen_as_complex(y: Tensor, dtype: torch.dtype) -> Tensor | None:
     try:
         return y.view(dtype)
     except RuntimeError:
-        return y.clone(memory_format=torch.contiguous_format).view(dtype)
+        return None
 
 
 # At once, with as few calls as there can be: for one token they are all the time there is. (`to` costs as much as an
@@ -375,8 +438,13 @@ def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor, width: int, inverse: bool)
 # In blocks of some tokens, all heads: what one pass over a block wrote, the next one finds in the cache.
 
 
-def _turn_neighbours_in_blocks(x: Tensor, cis: Tensor, width: int, blocks: int) -> Tensor:
-    out, source, target = _result(x, width)
+def _turn_neighbours_in_blocks(x: Tensor, cis: Tensor, width: int, blocks: int, out: Tensor | None) -> Tensor:
+    out, source, target = _result(x, width, out)
+    if x.dtype == _work(x.dtype):
+        both = _seen_as_complex(source, cis.dtype), _seen_as_complex(target, cis.dtype)
+        if both[0] is not None and both[1] is not None:
+            torch.mul(both[0], cis, out=both[1])
+            return out
     z = _as_complex(_scratch(source, blocks), cis.dtype)
     y = z.view(_work(x.dtype))
     for x_, out_, cis_ in _cut(blocks, source, target, _for_each_token(cis, x)):
@@ -388,11 +456,14 @@ def _turn_neighbours_in_blocks(x: Tensor, cis: Tensor, width: int, blocks: int) 
     return out
 
 
-def _turn_halves_in_blocks(x: Tensor, cos: Tensor, sin: Tensor, width: int, inverse: bool, blocks: int) -> Tensor:
-    out, source, target = _result(x, width)
+def _turn_halves_in_blocks(
+    x: Tensor, cos: Tensor, sin: Tensor, width: int, inverse: bool, blocks: int, out: Tensor | None
+) -> Tensor:
+    out, source, target = _result(x, width, out)
+    in_place = target.data_ptr() == source.data_ptr()
     cos, sin = _for_each_token(cos, x), _for_each_token(sin, x)
 
-    if x.dtype == cos.dtype and 8 * cos.numel() <= x.numel():
+    if x.dtype == cos.dtype and 8 * cos.numel() <= x.numel() and not in_place:
         # Straight from x to the result; needs a table of doubled cosines, which is small where heads share it.
         (a, b), (c, d) = source.chunk(2, -1), target.chunk(2, -1)
         if inverse:
@@ -409,21 +480,24 @@ def _turn_halves_in_blocks(x: Tensor, cos: Tensor, sin: Tensor, width: int, inve
     for x_, out_, cos_, sin_ in _cut(blocks, source, target, cos, sin):
         if x_.shape[-2] < y.shape[-2]:
             y, a_sin = y[..., : x_.shape[-2], :], a_sin[..., : x_.shape[-2], :]
-        y.copy_(x_)
+        y = x_ if in_place and x.dtype == cos.dtype else y.copy_(x_)
         a, b = reversed(y.chunk(2, -1)) if inverse else y.chunk(2, -1)
         torch.mul(a, sin_, out=a_sin)
         a.mul_(cos_).addcmul_(b, sin_, value=-1)
         torch.addcmul(a_sin, b, cos_, out=b)
-        out_.copy_(y)
+        if y is not x_:
+            out_.copy_(y)
     return out
 
 
-def _result(x: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def _result(x: Tensor, width: int, out: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result, complete but for the channels to turn, and these channels of x and of the result."""
-    out = torch.empty_like(x)
+    if out is None:
+        out = torch.empty_like(x)
     if width == x.shape[-1]:
         return out, x, out
-    out[..., width:] = x[..., width:]
+    if out.data_ptr() != x.data_ptr():
+        out[..., width:] = x[..., width:]
     return out, x[..., :width], out[..., :width]
 
 
