@@ -174,7 +174,7 @@ def test_diagonality():
 
 
 def test_sequences_of_nothing():
-    with pytest.raises(PositionError, match="each is from 1 to 4"):
+    with pytest.raises(PositionError, match="a sequence has a token or more"):
         rw.length_aware_positions([0, 4])
     with pytest.raises(PositionError, match="each is from 1 to 4"):
         rw.length_aware_positions([5], size=4)

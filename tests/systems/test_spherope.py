@@ -317,3 +317,13 @@ def test_bad_input(make, match):
 def test_plain_positions():
     with pytest.raises(PositionError, match=r"turns by \(t0, t1, …, w6\).*make them with"):
         rw.SpheRoPE(32)(problem(d=32))
+
+
+@pytest.mark.parametrize("row", [-1.0, 4.0])
+def test_rows_beyond_a_pole(row):
+    cell = (torch.tensor([n]) for n in (row, 0.0, 4.0, 8.0))
+    with pytest.raises(PositionError, match="latitude out of range"):
+        sphere(*cell)
+    scheme = rw.SpheRoPE(32).scheme
+    with pytest.raises(PositionError, match="beyond"):
+        scheme.width(*(torch.tensor([n]).double() for n in (row, 0.0, 4.0, 8.0)))

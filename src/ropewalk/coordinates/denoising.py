@@ -66,7 +66,7 @@ def _fact(tokens: Tokens, name: str) -> Tensor:
     if name not in tokens.sequence:
         raise NeedsColumn(
             "the encoding depends on the step of denoising, and these positions do not say at which they are: give "
-            "at_step(positions, step, steps)"
+            "rw.at_step(positions, step, steps)"
         )
     return tokens.sequence[name]
 

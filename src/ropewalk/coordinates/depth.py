@@ -268,7 +268,7 @@ def _self(positions: Positions) -> Tokens:
 
 def _images(tokens: Tokens) -> Tensor:
     """Return the picture of each token, (S,)."""
-    image = tokens.column(IMAGE)
+    image = tokens.column(IMAGE, "rw.centered_grid_ids(sizes, text)")
     if image.ndim != 2 or bool((image != image[:1]).any()):
         raise PositionError("the pictures of a batch have one layout; make them with centered_grid_ids(sizes, text)")
     return image[0]

@@ -15,6 +15,9 @@ from ropewalk.core.positions import Positions, Tokens
 RESOLUTION = "resolution"
 """Column: tokens along a coarse cell, 1 for those of the coarse grid; 0 for tokens of no grid, such as text."""
 
+MIXED = "rw.mixed_resolution_positions(mask, factor)"
+"""The call that makes positions with it."""
+
 CONTEXT = "context"
 """Column: True for tokens of an overlap, which others see and whose own output is thrown away."""
 
@@ -165,7 +168,7 @@ def on_grid(
     tokens: Tokens, position: Tensor, resolution: float | None = None, divided: tuple[int, ...] | None = None
 ) -> Tensor:
     """Return coordinates (b, S, axes) counted in steps of a resolution; None: each token's own, and tokens of no grid stay."""
-    own = tokens.column(RESOLUTION).double()
+    own = tokens.column(RESOLUTION, MIXED).double()
     steps = torch.where(own > 0, own if resolution is None else torch.full_like(own, resolution), 1.0)
     axes = divided_axes(position.shape[-1], divided)
     return torch.stack([x * steps if a in axes else x for a, x in enumerate(position.unbind(-1))], -1)

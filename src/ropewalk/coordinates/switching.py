@@ -20,6 +20,9 @@ from ropewalk.core.errors import ConfigError, PositionError, suggest
 from ropewalk.core.positions import Positions, Tokens
 
 NEUTRAL = "o"
+TAGGED = "rw.switching_positions(tags)"
+"""The call that makes positions with switches."""
+
 Tag = str | None
 """Language of a token; `NEUTRAL` or None where it has none."""
 
@@ -190,10 +193,10 @@ def switched(tokens: Tokens, position: Tensor, form: Form) -> Tensor:
     if position.ndim != 2:
         raise PositionError(f"switches are counted along plain positions, and these have {position.shape[-1]} axes")
     if form == "token":
-        return (1 - 2 * tokens.column("switch").double()) * position
+        return (1 - 2 * tokens.column("switch", TAGGED).double()) * position
     if form == "parity":
-        return (1 - 2 * tokens.column("switches").double().remainder(2)) * position
-    return tokens.column({"zigzag": "walk", "segment": "since", "count": "switches"}[form]).double()
+        return (1 - 2 * tokens.column("switches", TAGGED).double().remainder(2)) * position
+    return tokens.column({"zigzag": "walk", "segment": "since", "count": "switches"}[form], TAGGED).double()
 
 
 def sample_switching(batch: int, seq: int, generator: torch.Generator | None = None) -> Positions:

@@ -567,4 +567,9 @@ def check_axes(encoding: Encoding, position: Tensor, axes: int | None) -> None:
     if have != axes:
         wants = "plain positions (batch, seq)" if axes is None else f"positions (batch, seq, {axes})"
         got = "plain positions" if have is None else f"{have} axes"
-        raise PositionError(f"{type(encoding).__name__} wants {wants}, and these have {got}")
+        fix = (
+            ""
+            if axes is None
+            else f": rw.grid_positions makes them from {axes} sizes, rw.Positions(tensor) from a tensor"
+        )
+        raise PositionError(f"{type(encoding).__name__} wants {wants}, and these have {got}{fix}")

@@ -184,12 +184,20 @@ class Tokens:
         """Where the columns live."""
         return self.position.device
 
-    def column(self, name: str) -> Tensor:
-        """Return a column, or say clearly that these tokens do not carry it."""
+    def column(self, name: str, made_by: str | None = None) -> Tensor:
+        """Return a column, or say clearly that these tokens do not carry it.
+
+        Args:
+            name: of the column.
+            made_by: the call that makes positions with it, for that message.
+        """
         if name not in self.columns:
+            give = f"Give it as Positions(..., columns={{{name!r}: tensor}})"
+            if made_by is not None:
+                give = f"Make them with {made_by}"
             raise NeedsColumn(
                 f"the encoding reads the column {name!r}, but these positions carry {sorted(self.columns)}. "
-                f"Give it as Positions(..., columns={{{name!r}: tensor}}), for the new tokens of a decoding step too"
+                f"{give}, for the new tokens of a decoding step too"
             )
         return self.columns[name]
 

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ropewalk.coordinates.axis import OnAxis
 from ropewalk.core.combinators import Sequential
 from ropewalk.core.encoding import Encoding
-from ropewalk.core.errors import ConfigError, check_positive
+from ropewalk.core.errors import ConfigError, NeedsColumn, check_positive
+from ropewalk.core.positions import Chain, Positions
 from ropewalk.embedding.learned import LearnedAbsolute
+
+
+class CoupledTable(LearnedAbsolute):
+    """`LearnedAbsolute` that counts nothing by itself: what part a token plays is for the task to say.
+
+    Args: see `LearnedAbsolute`.
+
+    Raises:
+        NeedsColumn: no positions.
+    """
+
+    def embed(self, x: Tensor, positions: Positions | None = None, at: Chain = ()) -> Tensor:
+        if positions is None:
+            raise NeedsColumn(
+                "position coupling reads what part each token plays, and there are no positions: make them with "
+                "rw.coupled_positions([rw.couple(task, ...)])"
+            )
+        return super().embed(x, positions, at)
 
 
 def position_coupling(
@@ -36,7 +57,7 @@ def position_coupling(
     check_positive(hidden_size=hidden_size, max_position=max_position, dimensions=dimensions)
     if share and dimensions == 1:
         raise ConfigError("share is of several dimensions; one has a table of its own")
-    tables = [LearnedAbsolute(max_position + 1, hidden_size) for _ in range(1 if share else dimensions)]
+    tables = [CoupledTable(max_position + 1, hidden_size) for _ in range(1 if share else dimensions)]
     if dimensions == 1:
         return tables[0]
     return Sequential(*(OnAxis(tables[0 if share else axis], axis) for axis in range(dimensions)))

@@ -51,7 +51,7 @@ class PositionForestEmbedding(Encoding):
         placed = self.sinusoid.embed(x.to(dtype), positions, at)
         if positions is None:
             positions = Positions.arange(x.shape[1], device=x.device)  # and the column is missing, which is told
-        path = _paths(positions.query.column("path"), self.depth)
+        path = _paths(positions.query.column("path", "rw.formula_positions(paths)"), self.depth)
         with full_precision(x):
             weight, bias = (t.to(dtype) for t in (self.path.weight, self.path.bias))
             forest = self._norm(0, gelu(linear(path.to(dtype), weight, bias)))

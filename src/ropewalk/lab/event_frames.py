@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from ropewalk.coordinates.events import interval_times
 from ropewalk.core.errors import ConfigError, check_positive
@@ -98,6 +98,14 @@ class EventFrames(Filled):
             positions=torch.stack([when, entity.double()], -1),
             columns={MIDDLE: centre},
         )
+
+    def of_frames(self, values: Tensor) -> Tensor:
+        """Return values of tokens (count, S), such as targets or answers, of each entity in each frame: (count, entities, frames).
+
+        `ropewalk.analysis.events` reads these.
+        """
+        captions = self.entities * self.events * self.caption
+        return values[:, captions:].unflatten(1, (self.entities, -1))
 
 
 def in_the_middle(batch: Batch) -> Batch:

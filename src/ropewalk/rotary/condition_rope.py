@@ -37,6 +37,8 @@ class ConditionRoPE(VideoAxesRoPE):
     Video Customization with Latent Identity Reinforcement Learning. arXiv 2603.12257, 2026.
     """
 
+    made_by = "rw.condition_coords(video_thw, n_ref, max_ref, t_ref, t_invalid)"
+
     def __init__(
         self,
         head_dim: int,

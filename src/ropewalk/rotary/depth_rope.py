@@ -87,7 +87,7 @@ class DepthRoPE(AxialRoPE):
         def make() -> tuple[Tensor, Tensor]:
             position = self.coordinates(tokens, chain)
             check_axes(self, position, 3)
-            depth = tokens.column(DEPTH).double()[:, None, :, None]
+            depth = tokens.column(DEPTH, 'rw.depth_axis(positions, depth, mode="overwrite")').double()[:, None, :, None]
             cos, sin = rotation.tables(self.angles(position)[:, None], torch.float64)
             rows = max(len(cos), len(depth))
             cos, sin, depth = (t.expand(rows, *t.shape[1:]) for t in (cos, sin, depth))

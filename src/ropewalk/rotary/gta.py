@@ -116,7 +116,12 @@ class GTA(Encoding):
         made: dict[str, Tensor] = {}
         kinds = [kind for kind, _ in self.blocks]
         if "se3" in kinds or "so3" in kinds:
-            inverse = tokens.memo(lambda: "gta inverse", lambda: _inverse(tokens.column("extrinsics")))
+            inverse = tokens.memo(
+                lambda: "gta inverse",
+                lambda: _inverse(
+                    tokens.column("extrinsics", "ropewalk.coordinates.views.view_positions(coordinates, extrinsics)")
+                ),
+            )
             if "se3" in kinds:
                 made["se3"] = self._scaled(inverse)[:, None, :, None]
             if "so3" in kinds:

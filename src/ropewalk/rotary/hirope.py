@@ -20,6 +20,9 @@ from ropewalk.rotary.two_scores import Side, TwoScores
 
 TokenIndex = Literal["global", "segment"]
 
+CODE = "rw.code_positions(source, offsets)"
+"""The call that makes positions with segments."""
+
 
 class HiRoPE(TwoScores):
     """s_ij = Σ_p ⟨R(Δ_p ω_p) q_i, k_j⟩ / √d,  Δ = i − j if that is below W;  beyond, Δ = i − j in the first (fast) pairs and
@@ -100,7 +103,9 @@ class HiRoPE(TwoScores):
         if self.token_index == "segment":
             length = self.segment_length
             fine = (
-                tokens.column("intra").double() if length is None else position - length * (position / length).floor()
+                tokens.column("intra", CODE).double()
+                if length is None
+                else position - length * (position / length).floor()
             )
         else:
             fine = position
@@ -119,7 +124,7 @@ class HiRoPE(TwoScores):
         above = len(self.widths) - 1
         if self.widths[0] == sum(self.widths):  # no pair counts segments, so nobody has to know them
             return position.new_zeros(*position.shape, above)
-        segment = tokens.column("segment")
+        segment = tokens.column("segment", CODE)
         segment = segment[..., None] if segment.ndim == 2 else segment
         if segment.shape[2] != above:
             raise PositionError(
@@ -175,7 +180,7 @@ def _check_rising(tokens: Tokens) -> None:
     """Check that no real token of a document is in an earlier segment than the one before it."""
 
     def look() -> bool:
-        segment = tokens.column("segment")
+        segment = tokens.column("segment", CODE)
         if segment.ndim not in (2, 3):
             raise ShapeError(
                 f"the column 'segment' has shape {tuple(segment.shape)}; expected (b, S) or (b, S, levels)"

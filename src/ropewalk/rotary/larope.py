@@ -106,7 +106,11 @@ def length_aware_positions(
         raise PositionError(f"lengths are whole numbers, one a sequence; got shape {tuple(count.shape)}, {count.dtype}")
     longest = int(count.max())
     size = longest if size is None else size
-    if int(count.min()) < 1 or longest > size:
+    if int(count.min()) < 1:
+        raise PositionError(
+            f"lengths {count.tolist()}: a sequence has a token or more, since positions are divided by its length"
+        )
+    if longest > size:
         raise PositionError(f"lengths {count.tolist()} of rows of {size} tokens; each is from 1 to {size}")
     index = torch.arange(size, device=count.device)
     return Positions(_gamma(gamma) * index.double() / count[:, None], valid=index < count[:, None])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from ropewalk.coordinates.allocation import Allocation
@@ -37,6 +39,10 @@ class MultiAxisRoPE(Rotary):
     """
 
     inv_freq: Tensor
+    made_by: ClassVar[str] = (
+        "rw.layout([Text(...), Image(...), ...]), or give (batch, seq, axes). Of text alone say so: text_only(positions)"
+    )
+    """The call that makes its positions, for messages."""
 
     def __init__(
         self,
@@ -83,7 +89,7 @@ class MultiAxisRoPE(Rotary):
             have = "plain" if tokens.axes is None else f"{tokens.axes} axes each"
             raise PositionError(
                 f"{type(self).__name__} turns by ({_listed(self.scheme.axes)}) and these positions are {have}: make them with "
-                "rw.layout([Text(...), Image(...), ...]), or give (batch, seq, axes). Of text alone say so: text_only(positions)"
+                f"{self.made_by}"
             )
         return tokens.coordinates((self.scheme, *chain))  # what moves coordinates moves those of the scheme
 

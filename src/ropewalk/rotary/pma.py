@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from ropewalk.backends import attend
-from ropewalk.coordinates.mixed_resolution import RESOLUTION, divided_axes, on_grid
+from ropewalk.coordinates.mixed_resolution import MIXED, RESOLUTION, divided_axes, on_grid
 from ropewalk.core import rotation
 from ropewalk.core.attention import Attention, Branch, Mask, Problem
 from ropewalk.core.encoding import check_axes, table_dtype
@@ -81,7 +81,7 @@ class PhaseAlignedRoPE(AxialRoPE):
         position = tokens.coordinates(chain)
         check_axes(self, position, self.axes)
         if self.centred:
-            own = tokens.column(RESOLUTION).double()
+            own = tokens.column(RESOLUTION, MIXED).double()
             shift = torch.where(own > 0, (1 / own.clamp(min=ON_GRID) - 1) / 2, 0.0)
             parts = enumerate(position.unbind(-1))
             position = torch.stack([x + shift if a in self.divided else x for a, x in parts], -1)
@@ -89,7 +89,7 @@ class PhaseAlignedRoPE(AxialRoPE):
 
     def group(self, tokens: Tokens) -> Tensor:
         """Return the resolution in whose steps each query counts, (b, S); text counts as the coarsest tokens do."""
-        own = tokens.column(RESOLUTION).double()
+        own = tokens.column(RESOLUTION, MIXED).double()
         known = (0.0, *self.resolutions)
 
         def check() -> bool:
@@ -114,7 +114,7 @@ class PhaseAlignedRoPE(AxialRoPE):
         made = [at[..., a].remainder(1.0) for a in self.divided]
         if resolution is None:
             return made
-        anywhere = tokens.column(RESOLUTION) == 0
+        anywhere = tokens.column(RESOLUTION, MIXED) == 0
         return [x.masked_fill(anywhere, -1.0) for x in made]
 
     def _tables(self, tokens: Tokens, p: Attention, resolution: float | None) -> tuple[Tensor, Tensor]:
@@ -255,7 +255,7 @@ def _keys(encoding: PhaseAlignedRoPE, p: Attention, r: float, queries: Tensor, p
             f"queries of resolution {r:g} are on grids that do not match: use attend(encoding(problem)), which takes all"
         )
     grid = [x[:1] for x in own]
-    finer = tokens.column(RESOLUTION)[0] > r
+    finer = tokens.column(RESOLUTION, MIXED)[0] > r
     kept = ~finer if pool else torch.ones_like(finer)
     for there, x in zip(grid, encoding.residues(tokens, r), strict=True):
         kept = kept & _aligned(there, x[0])

@@ -39,6 +39,8 @@ class ReferenceRoPE(VideoAxesRoPE):
     released code, where times of references are those of the first frames and space alone keeps them apart.
     """
 
+    made_by = "rw.reference_coords(video_thw, refs_hw)"
+
     def __init__(
         self,
         head_dim: int,

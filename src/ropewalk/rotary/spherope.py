@@ -14,6 +14,7 @@ from ropewalk.coordinates.allocation import Allocation, share_out
 from ropewalk.coordinates.blocks import Image, Table, Video
 from ropewalk.coordinates.layout import layout
 from ropewalk.coordinates.scheme import Cells, Scheme
+from ropewalk.coordinates.whole_video import demand
 from ropewalk.core.errors import ConfigError, ShapeError, check_positive, suggest
 from ropewalk.core.rotation import Pairing, tables
 from ropewalk.frequencies.spectrum import check_base, geometric
@@ -28,7 +29,15 @@ def sphere(row: Tensor, column: Tensor, rows: Tensor, columns: Tensor) -> tuple[
     """Return (cos θ cos φ, cos θ sin φ) of a cell of an equirectangular picture: θ from pole to pole, φ once around.
 
     θ = π row / (rows − 1) − π/2 has both ends, φ = 2π column / columns − π has the first: column ``columns`` is column 0.
+
+    Raises:
+        PositionError: a row above the first or below the last, where the latitude would be beyond a pole.
     """
+    demand(
+        ((row >= 0) & (row <= (rows - 1).clamp(min=0))).all(),
+        "rows of a panorama run from 0, a pole, to rows - 1, the other; a row beyond them has a latitude out of range: count "
+        "rows from 0 and give the height of the whole panorama",
+    )
     latitude = math.pi * row / (rows - 1).clamp(min=1) - math.pi / 2
     longitude = 2 * math.pi * column / columns.clamp(min=1) - math.pi
     return latitude.cos() * longitude.cos(), latitude.cos() * longitude.sin()

@@ -7,7 +7,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from ropewalk.coordinates.switching import Form, switched
+from ropewalk.coordinates.switching import TAGGED, Form, switched
 from ropewalk.core.encoding import Rotary
 from ropewalk.core.errors import ConfigError, ShapeError, check_positive, suggest
 from ropewalk.core.positions import Chain, Tokens
@@ -72,7 +72,7 @@ class SwitchingRoPE(Rotary):
         t = tokens.coordinates(chain)
         if self.axes is None:
             return switched(tokens, t, cast("Form", self.form))
-        second = switched(tokens, t, "count") if self.form == "split" else tokens.column("switch").double()
+        second = switched(tokens, t, "count") if self.form == "split" else tokens.column("switch", TAGGED).double()
         return torch.stack(torch.broadcast_tensors(t, second), -1)
 
     def angles(self, position: Tensor) -> Tensor:

@@ -91,7 +91,9 @@ class TimeSpeakerRoPE(Rotary):
                 f"{type(self).__name__} turns by frames and speakers, and these positions have {time.shape[2]} axes: make them "
                 "with rw.speaker_positions(activity)"
             )
-        activity, turns = (tokens.column(name).double() for name in ("activity", "turns"))
+        activity, turns = (
+            tokens.column(name, "rw.speaker_positions(activity)").double() for name in ("activity", "turns")
+        )
         for name, column in (("activity", activity), ("turns", turns)):
             if column.ndim != 3 or column.shape[2] != self.speakers:
                 have = f"{column.shape[2]} speakers" if column.ndim == 3 else "none"

@@ -91,7 +91,7 @@ class ReferenceGain(Encoding):
         tokens = p.where.key
         if sum(self.widths) > p.head_dim:
             raise ShapeError(f"axes of {sum(self.widths)} channels and heads of {p.head_dim}")
-        referred = (tokens.column(REFERENCE) > 0)[:, None, :, None]
+        referred = (tokens.column(REFERENCE, "rw.shared_grid_positions(target, references)") > 0)[:, None, :, None]
         gain = channel_gain(self.gains(tokens), p.head_dim, self.pairing)[:, None, None]
         factor = torch.where(referred, gain, 1.0)
         return p.map_keys(lambda k: k * factor.to(k.dtype))
