@@ -656,13 +656,14 @@ def described_places(found: Tensor, wanted: Tensor, index: Tensor, row: Tensor, 
         slope, start = _line(w, f)
         if abs(start) < 0.05 and slope > 0 and abs(slope - 1) > 1e-6:
             yield scaled_places(given, nice(slope))
-        yield Places(
-            "position-scale" if abs(slope - 1) > 1e-6 else "position-offset",
-            f"positions p are turned as {nice(slope):g} p {'+' if start >= 0 else '−'} {abs(nice(start)):g}",
-            "hand the positions on as they are",
-            nice(slope) * wanted + nice(start),
-            1.4,
-        )
+        if slope > 0:  # positions that fall are a rotation the other way, and are found as one
+            yield Places(
+                "position-scale" if abs(slope - 1) > 1e-6 else "position-offset",
+                f"positions p are turned as {nice(slope):g} p {'+' if start >= 0 else '−'} {abs(nice(start)):g}",
+                "hand the positions on as they are",
+                nice(slope) * wanted + nice(start),
+                1.4,
+            )
         most = float(f.max())
         yield Places(
             "position-clamped",
