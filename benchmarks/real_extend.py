@@ -81,7 +81,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--windows", type=int, default=3)
     parser.add_argument("--needles", type=int, default=1, help="texts, each with a hidden sentence at nine depths")
     parser.add_argument("--definitions", type=int, default=0)
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of the weights and passes")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of the weights and passes"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--table", action="store_true", help="print what was measured")
     return parser.parse_args()
