@@ -32,6 +32,7 @@ def test_every_file_is_asked(benchmarks):
     assert sorted(benchmarks.NAMES) == QUESTIONS
 
 
+@pytest.mark.filterwarnings("default")  # other libraries warn as they like
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_question_answers_with_figures(benchmarks, bench, name):
     question = benchmarks.load(name)

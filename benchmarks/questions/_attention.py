@@ -20,9 +20,9 @@ def heads(length: int) -> int:
     return 8 if length <= 2048 else 2
 
 
-def qkv(length: int, dtype: torch.dtype = torch.float32, width: int = WIDTH) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw q, k and v."""
-    q, k, v = (torch.randn(1, heads(length), length, width).to(dtype) for _ in range(3))
+def qkv(length: int, dtype: torch.dtype = torch.float32, count: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw q, k and v of ``count`` heads, or as many as `heads` says."""
+    q, k, v = (torch.randn(1, count or heads(length), length, WIDTH).to(dtype) for _ in range(3))
     return q, k, v
 
 

@@ -71,6 +71,8 @@ QUESTION = Question(
     rows=rows,
     why="""
     A pair is turned by two numbers that stay in a register; a block of size n reads n numbers for each it writes, from matrices
-    that differ from token to token (GTA), or goes through a product with a basis, forth and back (learned planes).
+    that differ from token to token (GTA), or goes through a product with a basis, forth and back (learned planes). And what
+    is learned is not kept from call to call: frequencies become tables and generators become bases anew each time, in
+    float64, where RoPE finds its tables with the positions.
     """,
 )

@@ -113,7 +113,7 @@ def rows(bench: Bench) -> Iterator[Row]:
 
 def check(theirs: object, ours: object, dtype: torch.dtype, name: str) -> None:
     """Make sure that both do the same: a ratio of different things says nothing."""
-    loose = 1e-4 if dtype == torch.float32 else 0.05  # theirs may turn in bf16 by tables of bf16
+    loose = 5e-3 if dtype == torch.float32 else 0.05  # theirs may round angles to float32, or tables to bf16
     torch.testing.assert_close(ours, theirs, atol=loose, rtol=loose, msg=lambda said: f"{name}: {said}")
 
 

@@ -39,7 +39,8 @@ def rows(bench: Bench) -> Iterator[Row]:
 
 
 def build(name: str, length: int) -> rw.Encoding:
-    return rw.build(SLUGS[name], num_heads=heads(length), head_dim=WIDTH, hidden_size=HIDDEN)
+    shape = {"num_heads": heads(length), "head_dim": WIDTH, "hidden_size": HIDDEN, "max_length": 2 * length}
+    return rw.build(SLUGS[name], **shape)
 
 
 def forwards(bench: Bench, length: int, names: tuple[str, ...]) -> Iterator[Row]:

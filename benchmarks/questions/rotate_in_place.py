@@ -3,56 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from inspect import signature
 from itertools import product
 
 import torch
+from torch import Tensor
 
 from ropewalk import functional as RF
 
-from .._question import Bench, Question, Row, absent
+from .._question import Bench, Call, Question, Row, absent
 from ._rotation import LENGTHS, PAIRINGS, Case, case, without_gradients
 
 TARGET = 1.2
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    for pairing, length in product(PAIRINGS, bench.pick(LENGTHS, (16,))):
-        c = case(length, torch.float32, pairing)
-        q, k = torch.empty_like(c.q), torch.empty_like(c.k)
+    missing = {
+        "in place": not hasattr(RF, "apply_rotary_"),
+        "out=": "out" not in signature(RF.apply_rotary).parameters,
+    }
+    for way, gone in missing.items():
+        if gone:
+            yield absent(way, "this version of ropewalk does not have it")
+            continue
+        for pairing, length in product(PAIRINGS, bench.pick(LENGTHS, (16,))):
+            c = case(length, torch.float32, pairing)
+            room = torch.empty_like(c.q), torch.empty_like(c.k)
+            turn = in_place(c) if way == "in place" else into(c, room)
+            yield from bench.against(
+                partial(copy, c, room), {f"{way}, {c.name}": without_gradients(turn)}, c.target(TARGET)
+            )
 
-        def copy(c: Case = c, q: torch.Tensor = q, k: torch.Tensor = k) -> None:
-            q.copy_(c.q)
-            k.copy_(c.k)
 
-        for name, way in (("in place", in_place(c)), ("out=", into(c, q, k))):
-            row = f"{name}, {c.name}"
-            if way is None:
-                yield absent(row, "this version of ropewalk does not have it")
-            else:
-                yield from bench.against(copy, {row: without_gradients(way)}, c.target(TARGET))
+def copy(c: Case, room: tuple[Tensor, Tensor]) -> None:
+    for to, x in zip(room, (c.q, c.k), strict=True):
+        to.copy_(x)
 
 
-def in_place(c: Case):
-    turn = getattr(RF, "apply_rotary_", None)
-    if turn is None:
-        return None
-    q, k = c.q.clone(), c.k.clone()  # a turn keeps the length: any number of them in place overflows nothing
+def in_place(c: Case) -> Call:
+    held = c.q.clone(), c.k.clone()  # turned on and on, which keeps their length
 
     def run() -> None:
-        turn(q, c.cos, c.sin, c.pairing)
-        turn(k, c.cos, c.sin, c.pairing)
+        for x in held:
+            RF.apply_rotary_(x, c.cos, c.sin, c.pairing)
 
     return run
 
 
-def into(c: Case, q: torch.Tensor, k: torch.Tensor):
-    if "out" not in signature(RF.apply_rotary).parameters:
-        return None
-
+def into(c: Case, room: tuple[Tensor, Tensor]) -> Call:
     def run() -> None:
-        RF.apply_rotary(c.q, c.cos, c.sin, c.pairing, out=q)
-        RF.apply_rotary(c.k, c.cos, c.sin, c.pairing, out=k)
+        for to, x in zip(room, (c.q, c.k), strict=True):
+            RF.apply_rotary(x, c.cos, c.sin, c.pairing, out=to)
 
     return run
 

@@ -39,7 +39,8 @@ QUESTION = Question(
     yardstick="causal `scaled_dot_product_attention` of the same q, k and v",
     rows=rows,
     why="""
-    Each score is a call over all pairs with a mask that leaves its own: the fused kernel skips hidden blocks where causality
-    says so, and not where a mask does, so that two calls do four times the arithmetic of one causal call.
+    Each score is a call over all pairs with a mask that leaves its own. The fused kernel skips hidden blocks where causality
+    says so and not where a mask does, so that two calls do four times the arithmetic of one causal call; and the masks are S²
+    numbers each that are computed, written and read.
     """,
 )

@@ -8,26 +8,26 @@ from collections.abc import Iterator
 
 import ropewalk as rw
 
-from .._question import Bench, Question, Row
-from ._attention import HIDDEN, WIDTH, forward, heads, qkv, solved
+from .._memory import memory
+from .._question import Bench, Call, Question, Row
+from ._attention import HIDDEN, WIDTH, forward, qkv, solved
 
 SLUGS = {"contextual CoPE": "contextual_cope", "GRAPE-AP": "grape_ap"}
-LENGTHS = (512, 2048, 4096)
+HEADS = 2
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    lengths = bench.pick(LENGTHS, (32, 128))
-    peaks: dict[str, list[float]] = {}
-    for length in lengths:
-        tensors = qkv(length)
-        for name, slug in SLUGS.items():
-            encoding = rw.build(slug, num_heads=heads(length), head_dim=WIDTH, hidden_size=HIDDEN)
-            ours, reference = (forward(solved(encoding, length, backend=b), tensors) for b in ("auto", "dense"))
-            for row in bench.against(reference, {f"{name}, S = {length}": ours}):
-                yield row
-                peaks.setdefault(name, []).append(row.memory / (length * heads(length)))
-    for name, each in peaks.items():
-        yield Row(f"{name}: peak memory a token, S = {lengths[-1]} to {lengths[0]}", each[-1] / each[0], target=1.5)
+    few, some, many = bench.pick((512, 2048, 4096), (32, 64, 128))
+    for name in SLUGS:
+        for length in (few, some):
+            yield from bench.against(call(name, length, "dense"), {f"{name}, S = {length}": call(name, length, "auto")})
+        grown = (memory(call(name, many, "auto")).peak / many) / (memory(call(name, few, "auto")).peak / few)
+        yield Row(f"{name}: peak memory a token, S = {many} to {few}", grown, target=1.5)
+
+
+def call(name: str, length: int, backend: str) -> Call:
+    encoding = rw.build(SLUGS[name], num_heads=HEADS, head_dim=WIDTH, hidden_size=HIDDEN)
+    return forward(solved(encoding, length, backend=backend), qkv(length, count=HEADS))
 
 
 QUESTION = Question(
