@@ -9,7 +9,7 @@ import torch
 from reference import FOLDER, close, random
 
 import ropewalk as rw
-from ropewalk.coordinates.coupling import ids_from_groups, random_start, scrambled, uncoupled
+from ropewalk.coordinates.coupling import hinted, ids_from_groups, random_start, scrambled, uncoupled
 from ropewalk.core.errors import ConfigError, PositionError
 from ropewalk.lab.tasks.addition import AdditionCoupled
 
@@ -217,3 +217,34 @@ def test_positions_beyond_the_table():
         rw.position_coupling(8, 4).embed(torch.zeros(1, 14, 8), rw.coupled_positions([example]))
     with pytest.raises(PositionError, match="all of the same task"):
         rw.coupled_positions([example, EXAMPLES[-1]])
+
+
+def test_a_start_may_shift_the_whole_row():
+    example = rw.couple("addition", "653", "49", start=3)
+    whole = uncoupled(example, whole=True)
+    assert whole.ids == (tuple(range(3, 3 + len(example.tokens))),)
+    assert whole.moved(1).ids == (tuple(range(1, 1 + len(example.tokens))),)
+    assert random_start(whole, len(example.tokens)) == (1,)
+    with pytest.raises(PositionError, match="max_position"):
+        random_start(whole, len(example.tokens) - 1)
+    board = uncoupled(EXAMPLES[-1], whole=True)
+    assert board.ids[0] == board.ids[1] == tuple(range(1, 1 + len(board.tokens)))
+
+
+def test_hints_name_the_significance():
+    example = rw.couple("addition", "653", "49", start=2)
+    made = hinted(example)
+    assert "".join(made.tokens) == "|#56#45#33+#50#44#39=#32#40#57#60|"
+    assert made.ids == ((0, *range(2, len(made.tokens)), 0),)
+    plain = [i for i, token in enumerate(made.tokens) if not token.startswith("#")]
+    assert tuple(made.tokens[i] for i in plain) == example.tokens
+    assert tuple(made.answer[i] for i in plain) == example.answer
+    first = made.answer.index(True)
+    assert made.tokens[first - 1 : first + 2] == ("=", "#3", "2")  # the hint of a digit is part of the answer
+    assert all(made.answer[first:])
+    assert "".join(hinted(example, separators=True).tokens).startswith("|#56#45#33#2+#50")
+    assert hinted(example.moved(7)).tokens[1] == "#10"
+    where = rw.coupled_positions([made])
+    assert where.query.position.shape == (1, len(made.tokens))
+    with pytest.raises(ConfigError, match="one position, and tokens of this example have 2"):
+        hinted(EXAMPLES[-1])

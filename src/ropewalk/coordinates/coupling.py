@@ -136,10 +136,44 @@ def random_start(example: Coupled, max_position: int, generator: torch.Generator
     return tuple(drawn)
 
 
-def uncoupled(example: Coupled) -> Coupled:
-    """Return the example at s, s + 1, s + 2, …: the baseline of tokens that are counted from a random start."""
-    n = len(example.tokens) - 2
-    return replace(example, ids=tuple((0, *range(s, s + n), 0) for s in example.start))
+def uncoupled(example: Coupled, whole: bool = False) -> Coupled:
+    """Return the example at s, s + 1, s + 2, …: the baseline of tokens that are counted from a random start.
+
+    Args:
+        example: for its tokens.
+        whole: the edges are counted too, so that the start shifts the whole row; otherwise they stay at 0.
+    """
+    n = len(example.tokens)
+    if whole:
+        return replace(example, ids=tuple(tuple(range(s, s + n)) for s in example.start))
+    return replace(example, ids=tuple((0, *range(s, s + n - 2), 0) for s in example.start))
+
+
+def hinted(example: Coupled, separators: bool = False) -> Coupled:
+    """Return the example with a hint before each token, at s, s + 1, s + 2, …: the baseline of index hints.
+
+    A hint is a token that names the coupled position, "#4" for 4: digits of equal significance have the same one. They are part
+    of the text, of the answer too, and so say in tokens what coupling says in positions.
+
+    Args:
+        example: of one dimension.
+        separators: what separates numbers has hints too.
+
+    Example:
+        >>> "".join(hinted(couple("addition", "7", "5")).tokens)
+        '|#27+#25=#22#31|'
+    """
+    if len(example.ids) != 1:
+        raise ConfigError(f"a hint names one position, and tokens of this example have {len(example.ids)}")
+    tokens: list[str] = []
+    answer: list[bool] = []
+    for token, place, scored in zip(example.tokens, example.ids[0], example.answer, strict=True):
+        if place and (separators or token not in SEPARATORS):
+            tokens.append(f"#{place}")
+            answer.append(scored)
+        tokens.append(token)
+        answer.append(scored)
+    return uncoupled(replace(example, tokens=tuple(tokens), answer=tuple(answer)))
 
 
 def scrambled(example: Coupled, generator: torch.Generator | None = None) -> Coupled:

@@ -105,8 +105,77 @@ def mixed_texts(n: int, length: int, generator: Generator, *, switch: float = 0.
     return Mixed(tokens, tags, (score > 0).long())
 
 
-class TwoStreamEncoder(nn.Module):
-    """Blocks over tokens and blocks over pairs of neighbours, joined token by token, then classes of the whole text.
+class TwoStreams(nn.Module):
+    """Blocks over tokens and blocks over pairs of neighbours, joined token by token.
+
+    Args:
+        vocab_size: tokens.
+        code: one of `CODES`.
+        streams: which there are.
+        hidden_size: width.
+        num_layers: blocks of each stream.
+        num_heads: heads.
+        max_length: longest text.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        code: str = "switching_rope_token",
+        streams: Streams = "both",
+        *,
+        hidden_size: int = 64,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        max_length: int = 128,
+    ) -> None:
+        super().__init__()
+        if streams not in ("unigram", "bigram", "both"):
+            raise ConfigError(f"streams is 'unigram', 'bigram' or 'both'; got {streams!r}")
+        config = ModelConfig(
+            vocab_size, hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads, causal=False
+        )
+        self.names = ("unigram", "bigram") if streams == "both" else (streams,)
+        self.embed = nn.Embedding(vocab_size, hidden_size)
+        self.end = nn.Parameter(0.02 * torch.randn(hidden_size))
+        self.pair = nn.Linear(2 * hidden_size, hidden_size)
+        self.streams = nn.ModuleDict(
+            {
+                name: nn.ModuleList(
+                    Block(config, position_code(code, config.width, hidden_size, max_length)) for _ in range(num_layers)
+                )
+                for name in self.names
+            }
+        )
+        self.join = nn.Linear(len(self.names) * hidden_size, hidden_size)
+        self.norm = RMSNorm(hidden_size)
+
+    def states(self, tokens: Tensor, tags: Sequence[Sequence[Tag]]) -> Tensor:
+        """Return the joined streams, (n, L, hidden_size)."""
+        if tokens.ndim != 2 or [len(row) for row in tags] != [tokens.shape[1]] * len(tokens):
+            raise ShapeError(
+                f"tokens {tuple(tokens.shape)} and tags of {[len(row) for row in tags]} tokens; give a tag for each token"
+            )
+        x = self.embed(tokens)
+        found = []
+        for name in self.names:
+            if name == "unigram":
+                where, h = rw.switching_positions(tags, device=tokens.device)[0], x
+            else:
+                following = torch.cat([x[:, 1:], self.end.expand(len(x), 1, -1)], 1)
+                where, h = bigram_positions(tags).to(tokens.device), self.pair(torch.cat([x, following], -1))
+            blocks = self.streams[name]
+            assert isinstance(blocks, nn.ModuleList)
+            for i, block in enumerate(blocks):
+                assert isinstance(block, Block)
+                h = block.attention.encoding.embed(h, where) if i == 0 else h
+                h = block(h, where)
+            found.append(h)
+        return self.norm(self.join(torch.cat(found, -1)))
+
+
+class TwoStreamEncoder(TwoStreams):
+    """`TwoStreams`, then classes of the whole text.
 
     Args:
         vocab_size: tokens.
@@ -131,51 +200,17 @@ class TwoStreamEncoder(nn.Module):
         num_heads: int = 4,
         max_length: int = 128,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            vocab_size,
+            code,
+            streams,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            max_length=max_length,
+        )
         check_positive(num_classes=num_classes)
-        if streams not in ("unigram", "bigram", "both"):
-            raise ConfigError(f"streams is 'unigram', 'bigram' or 'both'; got {streams!r}")
-        config = ModelConfig(
-            vocab_size, hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads, causal=False
-        )
-        self.names = ("unigram", "bigram") if streams == "both" else (streams,)
-        self.embed = nn.Embedding(vocab_size, hidden_size)
-        self.end = nn.Parameter(0.02 * torch.randn(hidden_size))
-        self.pair = nn.Linear(2 * hidden_size, hidden_size)
-        self.streams = nn.ModuleDict(
-            {
-                name: nn.ModuleList(
-                    Block(config, position_code(code, config.width, hidden_size, max_length)) for _ in range(num_layers)
-                )
-                for name in self.names
-            }
-        )
-        self.join = nn.Linear(len(self.names) * hidden_size, hidden_size)
-        self.norm = RMSNorm(hidden_size)
         self.head = nn.Linear(hidden_size, num_classes)
-
-    def states(self, tokens: Tensor, tags: Sequence[Sequence[Tag]]) -> Tensor:
-        """Return the joined streams, (n, L, hidden_size)."""
-        if tokens.ndim != 2 or [len(row) for row in tags] != [tokens.shape[1]] * len(tokens):
-            raise ShapeError(
-                f"tokens {tuple(tokens.shape)} and tags of {[len(row) for row in tags]} tokens; give a tag for each token"
-            )
-        x = self.embed(tokens)
-        found = []
-        for name in self.names:
-            if name == "unigram":
-                where, h = rw.switching_positions(tags, device=tokens.device)[0], x
-            else:
-                following = torch.cat([x[:, 1:], self.end.expand(len(x), 1, -1)], 1)
-                where, h = bigram_positions(tags).to(tokens.device), self.pair(torch.cat([x, following], -1))
-            blocks = self.streams[name]
-            assert isinstance(blocks, nn.ModuleList)
-            for i, block in enumerate(blocks):
-                assert isinstance(block, Block)
-                h = block.attention.encoding.embed(h, where) if i == 0 else h
-                h = block(h, where)
-            found.append(h)
-        return self.norm(self.join(torch.cat(found, -1)))
 
     def forward(self, tokens: Tensor, tags: Sequence[Sequence[Tag]]) -> Tensor:
         """Return logits of the classes, (n, num_classes)."""

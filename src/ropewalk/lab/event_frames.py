@@ -100,7 +100,7 @@ class EventFrames(Filled):
         )
 
     def of_frames(self, values: Tensor) -> Tensor:
-        """Return values of tokens (count, S), such as targets or answers, of each entity in each frame: (count, entities, frames).
+        """Return values of tokens (count, S), such as targets or answers, of the frames: (count, entities, frames).
 
         `ropewalk.analysis.events` reads these.
         """

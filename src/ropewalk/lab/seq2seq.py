@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -204,35 +204,62 @@ class Seq2Seq(nn.Module):
             max_length: tokens of a target at most, the end included.
             beams: hypotheses kept of each source; 1 is greedy. They are compared by the mean log-likelihood of a token.
         """
-        check_positive(max_length=max_length, beams=beams)
-        rows = len(source)
-        memory = self.encode(source, valid).select(torch.arange(rows).repeat_interleave(beams))
-        cache, device = self.cache(), source.device
-        out = torch.empty(rows * beams, 0, dtype=torch.long, device=device)
-        step = torch.full((rows * beams, 1), begin, device=device)
-        # At first the hypotheses of a source are one and the same: all but the first are out of the running.
-        score = torch.full((rows, beams), -torch.inf, device=device)
-        score[:, 0] = 0.0
-        length = torch.zeros(rows, beams, device=device)
-        done = torch.zeros(rows, beams, dtype=torch.bool, device=device)
-        for _ in range(max_length):
-            told = self.decode(step, memory, cache=cache)[:, -1].log_softmax(-1).unflatten(0, (rows, beams))
-            stay = torch.full_like(told, -torch.inf)
-            stay[..., end] = 0.0  # a finished hypothesis goes on at no cost
-            told = torch.where(done[..., None], stay, told)
-            grown = length + ~done
-            total = score[..., None] + told
-            ranked = (total / grown.clamp(min=1)[..., None]).flatten(1).topk(beams).indices
-            parent, token = ranked // told.shape[-1], ranked % told.shape[-1]
-            score = total.flatten(1).gather(1, ranked)
-            length, done = grown.gather(1, parent), done.gather(1, parent) | (token == end)
-            index = (parent + beams * torch.arange(rows, device=device)[:, None]).flatten()
-            out, step = torch.cat([out[index], token.reshape(-1, 1)], 1), token.reshape(-1, 1)
-            cache.select(index)
-            if bool(done.all()):
-                break
-        best = (score / length.clamp(min=1)).argmax(-1) + beams * torch.arange(rows, device=device)
-        return out[best]
+        return search(self, self.encode(source, valid), begin=begin, end=end, max_length=max_length, beams=beams)
+
+
+class Writes(Protocol):
+    """A model that writes a target, token by token, from what it keeps of a source."""
+
+    def decode(
+        self, target: Tensor, memory: Memory, valid: Tensor | None = None, cache: rw.KVCache | None = None
+    ) -> Tensor:
+        """Return the logits of the successor of each token; with a cache the tokens are the new ones only."""
+
+    def cache(self) -> rw.KVCache:
+        """Return an empty cache for decoding."""
+
+
+@torch.no_grad()
+def search(model: Writes, memory: Memory, *, begin: int, end: int, max_length: int, beams: int = 1) -> Tensor:
+    """Return the best target of each source that beam search finds, (B, ≤ max_length), filled up with ``end``.
+
+    Args:
+        model: it.
+        memory: what it keeps of the sources.
+        begin: see `Seq2Seq.translate`, as for all that is not said here.
+        end: likewise.
+        max_length: likewise.
+        beams: likewise.
+    """
+    check_positive(max_length=max_length, beams=beams)
+    rows, device = len(memory.valid), memory.valid.device
+    memory = memory.select(torch.arange(rows).repeat_interleave(beams))
+    cache = model.cache()
+    out = torch.empty(rows * beams, 0, dtype=torch.long, device=device)
+    step = torch.full((rows * beams, 1), begin, device=device)
+    # At first the hypotheses of a source are one and the same: all but the first are out of the running.
+    score = torch.full((rows, beams), -torch.inf, device=device)
+    score[:, 0] = 0.0
+    length = torch.zeros(rows, beams, device=device)
+    done = torch.zeros(rows, beams, dtype=torch.bool, device=device)
+    for _ in range(max_length):
+        told = model.decode(step, memory, cache=cache)[:, -1].log_softmax(-1).unflatten(0, (rows, beams))
+        stay = torch.full_like(told, -torch.inf)
+        stay[..., end] = 0.0  # a finished hypothesis goes on at no cost
+        told = torch.where(done[..., None], stay, told)
+        grown = length + ~done
+        total = score[..., None] + told
+        ranked = (total / grown.clamp(min=1)[..., None]).flatten(1).topk(beams).indices
+        parent, token = ranked // told.shape[-1], ranked % told.shape[-1]
+        score = total.flatten(1).gather(1, ranked)
+        length, done = grown.gather(1, parent), done.gather(1, parent) | (token == end)
+        index = (parent + beams * torch.arange(rows, device=device)[:, None]).flatten()
+        out, step = torch.cat([out[index], token.reshape(-1, 1)], 1), token.reshape(-1, 1)
+        cache.select(index)
+        if bool(done.all()):
+            break
+    best = (score / length.clamp(min=1)).argmax(-1) + beams * torch.arange(rows, device=device)
+    return out[best]
 
 
 def swap_positional_encoding(
