@@ -81,7 +81,11 @@ def extend(
     ] = 2,
     lm_eval: Annotated[
         list[str] | None,
-        typer.Option(help="Tasks of the package lm-eval, for every method. Repeatable.", rich_help_panel=_MEASURING),
+        typer.Option(
+            help="Tasks, groups or tags of the package lm-eval, or YAML files that describe some, for every method; between "
+            "commas or repeated.",
+            rich_help_panel=_MEASURING,
+        ),
     ] = None,
     tune: Annotated[
         int, typer.Option(help="Steps of training with each method, and measure again.", rich_help_panel=_TUNING)
@@ -179,7 +183,7 @@ def extend(
         rank=rank,
         gradient_checkpointing=gradient_checkpointing,
         checkpoint_every=checkpoint_every,
-        lm_eval=tuple(lm_eval or ()),
+        lm_eval=tuple(name for names in lm_eval or () for name in names.split(",") if name.strip()),
         choose=choose,
         force=force,
         dtype=dtype,

@@ -19,7 +19,8 @@ What the kinds add:
     retrieval  length, depth in [0, 1], metric ("accuracy" in [0, 1]; "nats gained": what knowing the needle saves, for
                models that were trained on text; "margin": nats that the least sure token of an answer is ahead), value, count
     definition length, metric as above, value, count, items: one a question; of `ropewalk extend`, whose `retrieval` has items too
-    lm-eval    what (the task), metric, value, error (None where there is none)
+    lm-eval    what (the task), metric (with lm-eval's filter in brackets), value, error (standard error, None where there is
+               none), better ("higher", "lower" or None), items: one number a document, None where value is not their mean
     exact      size (the task's own length), trained (whether training had this size), exact (fraction of answers right as
                a whole), token (fraction of answer tokens right), items: [0 or 1, ...] one an example
     places     size, side (cells a side of the object asked for), right: rows of shares of right answers, one a place of its

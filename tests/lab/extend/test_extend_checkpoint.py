@@ -214,7 +214,7 @@ def test_settings(more, match):
 
 def test_lm_eval_where_it_is_not_installed(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lm_eval", None)
-    refused(checkpoint, tmp_path / "out", "pip install lm-eval", lm_eval=("hellaswag",))
+    refused(checkpoint, tmp_path / "out", r"pip install 'lm-eval\[hf\]'", lm_eval=("hellaswag",))
 
 
 def test_a_folder_that_holds_something_else(checkpoint, tmp_path):

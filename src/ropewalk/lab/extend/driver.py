@@ -18,7 +18,7 @@ from ropewalk.lab.data import Corpus
 from ropewalk.lab.errors import RunError, TrialError
 from ropewalk.lab.extend.checkpoint import Checkpoint, read_checkpoint, wanted_length
 from ropewalk.lab.extend.copies import Copies
-from ropewalk.lab.extend.harness import check_tasks, evaluate
+from ropewalk.lab.extend.harness import Tasks, check_methods, load_tasks
 from ropewalk.lab.extend.measures import Measures, measured_lengths
 from ropewalk.lab.extend.methods import Method, method
 from ropewalk.lab.extend.search import search_longrope
@@ -64,12 +64,14 @@ class Plan:
         checkpoint: what it is about.
         wanted: tokens of the wanted context.
         methods: by name; the searched one is made later.
+        tasks: of lm-eval; None: none were asked for.
     """
 
     settings: Extension
     checkpoint: Checkpoint
     wanted: int
     methods: dict[str, Method]
+    tasks: Tasks | None = None
 
     @property
     def lengths(self) -> list[int]:
@@ -86,11 +88,13 @@ def plan(settings: Extension) -> Plan:
     checkpoint = read_checkpoint(settings.checkpoint, dtype=settings.dtype, force=settings.force)
     wanted = wanted_length(settings.to, checkpoint.trained)
     methods = {name: method(name, checkpoint, wanted) for name in settings.methods}
-    if settings.lm_eval:
-        check_tasks(settings.lm_eval)
     if settings.tune and not settings.full:
         check_peft()
-    return Plan(settings, checkpoint, wanted, methods)
+    tasks = None
+    if settings.lm_eval:
+        check_methods(methods)
+        tasks = load_tasks(settings.lm_eval)
+    return Plan(settings, checkpoint, wanted, methods, tasks)
 
 
 def extend(
@@ -231,7 +235,6 @@ class _Job:
         done = {one.name: one for one in self.run.measured(trial)}
         records = [record for one in done.values() for record in one.records]
         jobs = [job for job in self.measures.jobs() if job.name not in done]
-        evaluates = bool(self.settings.lm_eval) and "lm-eval" not in done
         model = self._prepared(name, trial, done, records)
         for job in jobs:
             began = time.perf_counter()
@@ -239,11 +242,13 @@ class _Job:
             self.run.keep_measured(trial, Measured(job.name, found))
             records += found
             self.say(f"{name}: {job.name}{_told(found)} ({time.perf_counter() - began:.1f} s)")
-        if evaluates:
-            scored = tuple(evaluate(model, self.tokenizer, self.settings.lm_eval, self.settings.seed))
+        if self.plan.tasks is not None and "lm-eval" not in done:
+            began = time.perf_counter()
+            scored = tuple(self.plan.tasks.evaluate(model, self.tokenizer, self.plan.wanted, self.settings.seed))
             self.run.keep_measured(trial, Measured("lm-eval", scored))
             records += scored
-            self.say(f"{name}: lm-eval {', '.join(self.settings.lm_eval)}")
+            told = ", ".join(f"{r['what']} {r['metric']} {r['value']:.4g}" for r in scored)
+            self.say(f"{name}: lm-eval: {told} ({time.perf_counter() - began:.1f} s)")
         return records
 
     def _prepared(self, name: str, trial: str, done: dict[str, Measured], records: list[Record]) -> Any:

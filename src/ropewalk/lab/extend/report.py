@@ -96,21 +96,7 @@ def _sections(
     yield "Hidden sentences", _retrieval(summary, results, names)
     yield "Definitions", _definitions(summary, results)
     yield "Tuning", legend("tuning", styles, pictures.training(results, styles))
-    yield (
-        "Tasks",
-        rows(
-            ("method", "task", "metric", "value"),
-            [
-                (
-                    r["encoding"],
-                    r["what"],
-                    r["metric"],
-                    f"{r['value']:.4f}" + (f" ±{r['error']:.4f}" if r["error"] else ""),
-                )
-                for r in results.of("lm-eval")
-            ],
-        ),
-    )
+    yield "Tasks", _tasks(summary)
     yield "Methods", rows(("method", "as applied"), list(summary.about["workload"]["methods"].items()))
     yield "Failed", rows(("method", "reason"), [(row.name, row.failed or "") for row in summary.rows if row.failed])
     command = summary.about.get("command")
@@ -196,6 +182,32 @@ def _definitions(summary: Summary, results: Results) -> Html | None:
         element("p", text, class_="soft note"),
         _fractions(summary, "definitions"),
         rows(("method", "tokens", "nats gained by having read it"), gained),
+    )
+
+
+def _tasks(summary: Summary) -> Html | None:
+    """Return results of lm-eval, those of one task and metric together."""
+    kinds = dict.fromkeys((score.task, score.metric) for row in summary.rows for score in row.tasks)
+    body = [
+        (
+            f"{task}, {metric}" + (f" ({score.better} is better)" if score.better else ""),
+            row.name,
+            written(score.value),
+            written(score.gap, signed=True),
+            "–" if score.gap is None else score.seen,
+        )
+        for task, metric in kinds
+        for row in summary.rows
+        for score in row.tasks
+        if (score.task, score.metric) == (task, metric)
+    ]
+    text = f"Tasks of lm-eval, with inputs of up to {summary.wanted:,} tokens for every method."
+    return (
+        join(
+            element("p", text, class_="soft note"), rows(("task", "method", "value", "against unchanged", "seen"), body)
+        )
+        if body
+        else None
     )
 
 

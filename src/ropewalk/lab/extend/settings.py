@@ -51,7 +51,7 @@ class Extension:
         rank: of the adapters.
         gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
         checkpoint_every: steps between checkpoints.
-        lm_eval: tasks of the package lm-eval, before and after.
+        lm_eval: tasks of the package lm-eval, by name or as YAML files, for every method.
         choose: the method whose model is written; None: the lowest loss at the wanted length.
         force: extend a model that was extended before.
         dtype: of the model; "auto": as in the checkpoint.
@@ -126,7 +126,7 @@ class Extension:
             raise ConfigError(f"{UNCHANGED!r} is measured with every run; name what it is compared with")
         if not self.methods and self.search is None:
             raise ConfigError("name at least one method, as in --method yarn,ntk, or --search longrope")
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := sorted({name for of in (names, self.lm_eval) for name in of if of.count(name) > 1}):
             raise ConfigError(f"{', '.join(map(repr, twice))} is named twice")
         if self.choose is not None and self.choose not in names:
             raise ConfigError(

@@ -10,9 +10,13 @@ from typing import Any
 from ropewalk.lab.extend.settings import UNCHANGED
 from ropewalk.lab.results import Record
 from ropewalk.lab.statistics import BETTER, SAME, WORSE, Interval, difference, mean, proportion
+from ropewalk.lab.student import LEVEL, student_quantile
 from ropewalk.lab.summary import fixed_point
 
 NOT_MEASURED = "not measured"
+
+TOLD = 8
+"""Results of tasks that are told in sentences."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Row:
         needles: fraction of hidden sentences found, over all depths, at each length.
         definitions: fraction of definitions recalled.
         gained: nats that knowing the needle saves, at each length; empty without a control.
+        tasks: results of lm-eval.
         failed: why there is nothing.
     """
 
@@ -35,7 +40,32 @@ class Row:
     needles: dict[int, Interval]
     definitions: dict[int, Interval]
     gained: dict[int, float]
+    tasks: list[Score]
     failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model has in one metric of one task.
+
+    Attributes:
+        task: of lm-eval.
+        metric: likewise.
+        better: "higher", "lower", or None where lm-eval does not say.
+        value: over the task's documents.
+        gap: less that of the model as it is, document by document; None for the model as it is.
+    """
+
+    task: str
+    metric: str
+    better: str | None
+    value: Interval
+    gap: Interval | None
+
+    @property
+    def seen(self) -> str:
+        """What the difference shows."""
+        return verdict(self.gap, lower_is_better=self.better == "lower") if self.better else NOT_MEASURED
 
 
 @dataclass(frozen=True)
@@ -87,6 +117,7 @@ def summarise(records: Sequence[Record], about: Mapping[str, Any]) -> Summary:
                 _fractions(lengths, "retrieval", name, records),
                 _fractions(lengths, "definition", name, records),
                 _gained(lengths, name, records),
+                _scores(name, records),
                 failed,
             )
         )
@@ -99,7 +130,7 @@ def best(summary: Summary) -> str | None:
     return min(scored, key=lambda name: scored[name], default=None)
 
 
-def verdict(gap: Interval | None) -> str:
+def verdict(gap: Interval | None, *, lower_is_better: bool = True) -> str:
     """Say what a difference to the model as it is shows. Nothing is drawn in it but the documents, so one seed is enough."""
     if gap is None or math.isinf(gap.half_width):
         return NOT_MEASURED
@@ -107,7 +138,7 @@ def verdict(gap: Interval | None) -> str:
         return "the same"
     if gap.spans_zero:
         return SAME
-    return BETTER if gap.mean < 0 else WORSE
+    return BETTER if (gap.mean < 0) == lower_is_better else WORSE
 
 
 def headlines(summary: Summary, chosen: str | None = None) -> list[str]:
@@ -146,6 +177,11 @@ def headlines(summary: Summary, chosen: str | None = None) -> list[str]:
     for what, of in (("hidden sentences", row.needles), ("definitions", row.definitions)):
         if summary.wanted in of:
             said.append(f"It finds {percent(of[summary.wanted])} of the {what} at {summary.wanted:,} tokens.")
+    for score in row.tasks[:TOLD]:
+        against = "" if score.gap is None else f", {written(score.gap, signed=True)} against before ({score.seen})"
+        said.append(f"{score.task}, {score.metric}: {written(score.value)}{against}.")
+    if len(row.tasks) > TOLD:
+        said.append(f"The report has {len(row.tasks) - TOLD} more results of tasks.")
     return said
 
 
@@ -185,6 +221,17 @@ def as_json(summary: Summary) -> dict[str, Any]:
                 "needles": plain(row.needles),
                 "definitions": plain(row.definitions),
                 "nats_gained": {str(n): value for n, value in row.gained.items()},
+                "tasks": [
+                    {
+                        "task": score.task,
+                        "metric": score.metric,
+                        "better": score.better,
+                        "value": score.value.as_dict(),
+                        "difference": None if score.gap is None else score.gap.as_dict(),
+                        "verdict": None if score.gap is None else score.seen,
+                    }
+                    for score in row.tasks
+                ],
                 "failed": row.failed,
             }
             for row in summary.rows
@@ -214,3 +261,42 @@ def _gained(lengths: Sequence[int], name: str, records: Iterable[Record]) -> dic
         if values:
             made[n] = sum(values) / len(values)
     return made
+
+
+def _scores(name: str, records: Iterable[Record]) -> list[Score]:
+    """Return the results of lm-eval's tasks."""
+    found = {
+        of: {(r["what"], r["metric"]): r for r in records if r["kind"] == "lm-eval" and r["encoding"] == of}
+        for of in (UNCHANGED, name)
+    }
+    own = found[UNCHANGED]
+    return [
+        Score(
+            task, metric, r["better"], _score(r), None if name == UNCHANGED else _score_gap(r, own.get((task, metric)))
+        )
+        for (task, metric), r in found[name].items()
+    ]
+
+
+def _score(record: Record) -> Interval:
+    """Return a result with its interval over documents, from lm-eval's standard error where there are no documents."""
+    items = record["items"]
+    if items is not None and set(items) <= {0.0, 1.0}:
+        return proportion(round(sum(items)), len(items))
+    if items is not None and (found := mean([_as_answers(record)])) is not None:
+        return found
+    value, error = record["value"], record["error"]
+    half = math.inf if error is None else student_quantile((1 + LEVEL) / 2, 1e9) * error
+    return Interval(value, value - half, value + half, 1, 0)
+
+
+def _score_gap(record: Record, own: Record | None) -> Interval | None:
+    if own is None:
+        return None
+    if record["items"] is not None and own["items"] is not None and len(record["items"]) == len(own["items"]):
+        return difference([_as_answers(record)], [_as_answers(own)])
+    return Interval(record["value"] - own["value"], -math.inf, math.inf, 1, 0, "no numbers of single documents")
+
+
+def _as_answers(record: Record) -> Record:
+    return {**record, "kind": "exact", "size": 0}
