@@ -67,7 +67,7 @@ def test_a_right_rotation_passes_and_is_measured():
     assert verdict.measured.attention_factor_q == pytest.approx(1.0, abs=1e-6)
 
 
-def test_the_sentences_of_the_issue():
+def test_the_sentences_name_what_is_wrong():
     assert "pairs are interleaved" in rw.verify(dump(pairing="interleaved"), reference=CONFIG).findings[0].sentence
     doubled = dump() | {"positions": torch.arange(24)}
     doubled |= {n: dump(positions=2 * torch.arange(24))[n] for n in ("q_rot", "k_rot")}
@@ -86,7 +86,7 @@ def test_the_sentences_of_the_issue():
     assert "attention factor 1, yarn with factor 4 wants 1.139" in finding.sentence
 
 
-def test_a_lost_decode_offset_in_the_words_of_the_issue():
+def test_a_lost_decode_offset_in_a_sentence():
     given = torch.arange(600)
     lost = dump(positions=given, seq=600)
     lost |= {n: dump(positions=given % 512, seq=600)[n] for n in ("q_rot", "k_rot")}
@@ -95,7 +95,7 @@ def test_a_lost_decode_offset_in_the_words_of_the_issue():
     assert "offset" in finding.fix
 
 
-def test_swapped_axes_in_the_words_of_the_issue():
+def test_swapped_axes_in_a_sentence():
     t = dump()
     by_head = torch.arange(24)
     cos, sin = rw.functional.rotary_tables(by_head, head_dim=32)
@@ -106,13 +106,38 @@ def test_swapped_axes_in_the_words_of_the_issue():
     assert rw.verify(t, reference=CONFIG).findings[0].sentence.startswith("sequence and head axes are swapped")
 
 
-def test_ignored_sections_in_the_words_of_the_issue():
+def test_ignored_sections_in_a_sentence():
     config = CONFIG | {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 6, 6]}}
     cells = torch.arange(24)
     ids = torch.stack((cells // 12, cells % 12 // 4, cells % 4), -1)
     t = dump(positions=ids[:, 0]) | {"positions": ids}
     finding = rw.verify(t, reference=config).findings[0]
     assert finding.sentence.startswith("M-RoPE sections are ignored: text is fine, images are wrong")
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_a_width_that_nobody_expects_is_found_in_a_long_sequence(pairing):
+    tensors = dump(pairing=pairing, seq=1500)
+    cos, sin = rw.functional.rotary_tables(torch.arange(1500), head_dim=20)
+    for name in ("q", "k"):
+        x = tensors[name]
+        tensors[f"{name}_rot"] = torch.cat(
+            (rw.functional.apply_rotary(x[..., :20], cos, sin, pairing), x[..., 20:]), -1
+        )
+    verdict = rw.verify(tensors, reference=CONFIG, pairing=pairing)
+    assert verdict.errors[0].cause == "width"
+    assert verdict.measured.width == 20
+    assert "20 channels" in verdict.errors[0].sentence
+
+
+def test_noise_is_no_known_fault_and_names_none():
+    tensors = dump()
+    g = torch.Generator().manual_seed(1)
+    for name in ("q_rot", "k_rot"):
+        tensors[name] = tensors[name] + torch.randn(tensors[name].shape, generator=g)
+    verdict = rw.verify(tensors, reference=CONFIG)
+    assert not verdict.same
+    assert "precision" not in {f.cause for f in verdict.errors}
 
 
 def test_angles_in_bf16_grow_with_position():

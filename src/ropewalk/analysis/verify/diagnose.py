@@ -613,10 +613,14 @@ class _Diagnosis:
             g, a = given - given.mean(), at - at.mean()
             scale = float((g * a).sum() / g.square().sum())
             offset = float(at.mean() - scale * given.mean())
+        # The last planes may stand still, which is a narrower rotation.
+        width = (
+            2 * int((best.frequencies.inv_freq != 0).sum()) if best.frequencies.cause == "width" else structure.width
+        )
         self.measured = replace(
             self.measured,
             pairing=structure.pairing,
-            width=structure.width,
+            width=width,
             start=structure.start,
             sign=-1 if best.sense == "sign" else 1,
             inv_freq=tuple(omega.abs().tolist()) if sure else None,
