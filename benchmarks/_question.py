@@ -74,7 +74,7 @@ class Bench:
     """
 
     tiny: bool = False
-    seconds: float = 0.6
+    seconds: float = 0.4
     patience: float = 10.0
 
     def pick(self, full: T, tiny: T) -> T:

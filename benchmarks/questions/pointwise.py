@@ -1,6 +1,4 @@
-"""Causal attention with terms that are any function of the two positions: "auto" computes them by the readable reference,
-which holds the logits; `torch.compile`d FlexAttention would be taken by name.
-"""
+"""Causal attention with terms that are any function of the two positions, as "auto" runs it."""
 
 from __future__ import annotations
 
@@ -58,6 +56,7 @@ QUESTION = Question(
     rows=rows,
     why="""
     The fused kernel for CPUs skips what causality hides and never holds the logits; a mask with the bias in it makes it do
-    both halves, and the bias itself is S² numbers a head that are computed, written and read.
+    both halves, and the bias itself is S² numbers a head that are computed, written and read. FIRE's are sums over the 32
+    hidden units of its network.
     """,
 )

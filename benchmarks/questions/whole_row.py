@@ -33,7 +33,7 @@ def call(name: str, length: int, backend: str) -> Call:
 QUESTION = Question(
     title="Attention with contextual CoPE and other terms over whole rows",
     text=__doc__,
-    yardstick="the reference, which holds all rows at once",
+    yardstick="the `dense` backend, which is the readable reference",
     rows=rows,
     why="""
     The whole matrix of logits is held, and a few copies of it: no backend of this version takes queries block by block.
