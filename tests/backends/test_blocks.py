@@ -43,10 +43,12 @@ WHERE = {
 }
 
 
+@pytest.mark.parametrize("rows", [7, 19])  # of more than 16 queries distances are found
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", ["t5", "fire", "cope", "alibi"])
 @torch.no_grad()
-def test_equals_the_whole_matrix(name, where):
+def test_equals_the_whole_matrix(name, where, rows, monkeypatch):
+    monkeypatch.setattr(blocks, "FEWEST", rows)
     encoding = encodings()[name]
     for window in (None, 11):
         p = encoding(problem(positions=WHERE[where](), window=window))
@@ -130,3 +132,22 @@ def test_when_it_is_chosen(monkeypatch):
     assert said.startswith("blocks: ") and "dense could" in said
     coupled = large.replace(product=Product(lambda q, k: q @ k.mT, rows_coupled=True))
     assert "couple the rows" in str(blocks.BACKEND.why_not(coupled, request))
+
+
+@pytest.mark.parametrize(
+    ("where", "once"), [("counted", True), ("far out", True), ("packed", False), ("by row", False)]
+)
+@torch.no_grad()
+def test_distances_are_evaluated_once_where_tokens_follow_each_other(where, once, monkeypatch):
+    monkeypatch.setattr(blocks, "FEWEST", 20)
+    t5, sizes, bucket = rw.T5(4), [], rw.T5.bucket
+
+    def counted(self, distance):
+        sizes.append(distance.numel())
+        return bucket(self, distance)
+
+    monkeypatch.setattr(rw.T5, "bucket", counted)
+    p = t5(problem(positions=WHERE[where](), dtype=torch.float32))
+    got = rw.attend(p, "blocks")
+    assert sizes == ([20 + 20 - 1, 20 + 40 - 1] if once else [len(p.where.key.position) * 20 * n for n in (20, 40)])
+    torch.testing.assert_close(got, rw.attend(p, "dense"), rtol=1e-5, atol=2e-6)
