@@ -47,8 +47,9 @@ def test_explain_names_the_backend_and_the_reasons():
     assert said.startswith("dense: 1 x 4/2 heads x 32 queries x 32 keys, width 8; float32")
     assert "terms: row" in said
     assert "masks: causal, window" in said
-    for b in BACKENDS[:-1]:
+    for b in BACKENDS[:-2]:
         assert f"  {b.name} cannot: " in said
+    assert "blocks could, but the whole matrix is no larger than a block" in said
     assert "sdpa cannot: the soft cap" in said
     assert "flex cannot: a Row term" in said
     held = rw.explain(rw.T5(4)(problem()))
@@ -78,7 +79,7 @@ def test_who_was_asked_for_and_cannot_says_why_and_who_can():
     said = str(caught.value)
     assert "'sdpa'" in said
     assert "a Row term needs the whole row" in said
-    assert said.endswith("Able to: dense")
+    assert said.endswith("Able to: blocks, dense")
     with pytest.raises(rw.BackendError, match=r"weights were asked for.*Able to: dense"):
         rw.attend(problem(), "sdpa", return_weights=True)
 

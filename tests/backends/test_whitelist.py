@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 import ropewalk as rw
-from ropewalk.backends import BACKENDS, Request, flex
+from ropewalk.backends import BACKENDS, Request, blocks, flex
 from ropewalk.core import attention as a
 from ropewalk.core.attention import Attention, Branch, Feature, Linear, Mask, Order, Pointwise, Product, Row, ValueTerm
 
@@ -158,6 +158,12 @@ PROBLEMS = [(field, name) for field, problems in FIELDS.items() for name in prob
 @pytest.fixture(autouse=True)
 def _flex_without_compiling(monkeypatch):
     monkeypatch.setattr(flex, "_compiled", lambda device: flex_attention)
+
+
+@pytest.fixture(autouse=True)
+def _several_blocks(monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 1)
+    monkeypatch.setattr(blocks, "FEWEST", 5)
 
 
 def test_every_field_is_listed():

@@ -18,7 +18,7 @@ from torch import Tensor
 from ropewalk.backends import dense
 from ropewalk.backends.merge import merge
 from ropewalk.backends.request import Backend, Request, Result
-from ropewalk.core.attention import CAUSAL, Attention, Pointwise
+from ropewalk.core.attention import CAUSAL, Attention, Coordinate, Feature, Pointwise
 from ropewalk.core.encoding import table_dtype
 
 FEW_QUERIES = 16
@@ -40,7 +40,7 @@ def run(p: Attention, request: Request) -> Result:
         return Result(_kernel(q, k, v, causal, row, p.logit_scale)[0][..., : p.v.shape[-1]])
     mask = visible
     if held:
-        bias = sum(dense.pointwise(p, term) for term in held)
+        bias = sum(_bias(p, term) for term in held)
         if causal:
             causal, visible = False, dense.allowed(p)
         # The kernel takes a mask in float32 beside low-precision queries, and misreads one beside float64.
@@ -75,6 +75,48 @@ def _split(p: Attention) -> tuple[list[Pointwise], list[Pointwise]]:
 def _coarse(p: Attention) -> bool:
     """Whether a bias would have to be in the low precision of q: only the CPU's kernel takes one in float32."""
     return p.q.device.type != "cpu" and p.q.dtype in (torch.float16, torch.bfloat16)
+
+
+# ---- held as a bias ------------------------------------------------------------------------------------------------
+
+
+def _bias(p: Attention, term: Pointwise) -> Tensor:
+    """Return the bias of a term, (B|1, h, Q|1, K): evaluated once a distance where that says it all, or once a pair."""
+    distances = _distances(p, term)
+    if distances is None:
+        return dense.pointwise(p, term)
+    place = term.k[0]
+    inputs: list[object] = [distances if ref == place else p.read(ref, "q") for ref in term.q]
+    inputs.append(torch.zeros_like(distances[..., :1]))
+    if term.table is not None:
+        inputs.append(dense.lookup_in(p.qf[term.table.name]))
+    row = term.fn(*inputs).to(table_dtype(p.q))
+    row = row.expand(*row.shape[:3], distances.shape[-1])
+    return row[..., 0, :].unfold(-1, p.k.shape[2], 1).flip(-2)
+
+
+def _distances(p: Attention, term: Pointwise) -> Tensor | None:
+    """Return the falling distances i − j, (1, 1, 1, Q + K − 1), where a term reads nothing else of pairs of tokens.
+
+    That is so for centred coordinates of tokens that follow each other one by one.
+    """
+    if p.q.shape[2] <= FEW_QUERIES or p.q.device.type != "cpu" or type(p.q) is not Tensor or len(term.k) != 1:
+        return None
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return None
+    place = term.k[0]
+    if not isinstance(place, Coordinate) or not place.centred or place not in term.q:
+        return None
+    others = [ref for ref in term.q if ref != place] + ([] if term.table is None else [term.table])
+    if not all(isinstance(ref, Feature) and p.qf[ref.name].shape[2] == 1 for ref in others):
+        return None
+    i, j = p.read(place, "q"), p.read(place, "k")
+    if i.shape[0] != 1 or j.shape[0] != 1 or i.shape[-1] != 1 or i.requires_grad or j.requires_grad:
+        return None
+    i, j = i[0, 0, :, 0], j[0, 0, :, 0]
+    if not (bool((i.diff() == 1).all()) and bool((j.diff() == 1).all())):
+        return None
+    return (i[0] - j[0] + torch.arange(len(i) - 1, -len(j), -1, dtype=i.dtype))[None, None, None]
 
 
 # ---- visibility ----------------------------------------------------------------------------------------------------
