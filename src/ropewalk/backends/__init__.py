@@ -7,12 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.backends import dense, flash, flex, linear, sdpa
+from ropewalk.backends import dense, flash, flex, linear, sdpa, two_scores
 from ropewalk.backends.request import Backend, Request, Result
 from ropewalk.core.attention import Attention, Parts, Problem, check_mask
 from ropewalk.core.errors import BackendError, ConfigError, UnknownNameError, suggest
 
-BACKENDS: tuple[Backend, ...] = (flash.BACKEND, sdpa.BACKEND, linear.BACKEND, flex.BACKEND, dense.BACKEND)
+BACKENDS: tuple[Backend, ...] = (
+    flash.BACKEND,
+    sdpa.BACKEND,
+    linear.BACKEND,
+    two_scores.BACKEND,
+    flex.BACKEND,
+    dense.BACKEND,
+)
 """In the order in which "auto" asks them."""
 
 
@@ -27,7 +34,7 @@ def attend(
 
     Args:
         problem: an `Attention`, usually as an encoding has rewritten it.
-        backend: "auto", or the name of one: "dense", "sdpa", "flex", "linear", "flash".
+        backend: "auto", or the name of one: "dense", "sdpa", "flex", "triton", "linear", "flash".
         dropout: probability of dropping a weight. It is always applied: pass 0 when not training.
         return_weights: also return the weights (B, H, Q, K) before dropout (dense only).
         return_lse: also return the logarithm of what the weights were divided by (B, H, Q), sinks included.
