@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.backends import blocks, dense, flash, flex, linear, sdpa
+from ropewalk.backends import blocks, dense, flash, flex, linear, sdpa, two_scores
 from ropewalk.backends.request import Backend, Request, Result
 from ropewalk.core.attention import Attention, Parts, Problem, check_mask
 from ropewalk.core.errors import BackendError, ConfigError, UnknownNameError, suggest
@@ -16,6 +16,7 @@ BACKENDS: tuple[Backend, ...] = (
     flash.BACKEND,
     sdpa.BACKEND,
     linear.BACKEND,
+    two_scores.BACKEND,
     flex.BACKEND,
     blocks.BACKEND,
     dense.BACKEND,
@@ -34,7 +35,7 @@ def attend(
 
     Args:
         problem: an `Attention`, usually as an encoding has rewritten it.
-        backend: "auto", or the name of one: "dense", "sdpa", "flex", "blocks", "linear", "flash".
+        backend: "auto", or the name of one: "dense", "sdpa", "flex", "triton", "blocks", "linear", "flash".
         dropout: probability of dropping a weight. It is always applied: pass 0 when not training.
         return_weights: also return the weights (B, H, Q, K) before dropout (dense only).
         return_lse: also return the logarithm of what the weights were divided by (B, H, Q), sinks included.

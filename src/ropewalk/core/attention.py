@@ -123,6 +123,17 @@ class Mask:
     k: tuple[Ref, ...] = ()
 
 
+@dataclass(frozen=True)
+class AtLeast:
+    """The predicate i − j ≥ distance, for a `Mask`: a value, so that a backend can tell what it says."""
+
+    distance: float
+
+    def __call__(self, i: Tensor, j: Tensor) -> Tensor:
+        """Say which pairs are that far apart."""
+        return i - j >= self.distance
+
+
 @dataclass(frozen=True, eq=False)
 class Branch:
     """One of several scores under a single softmax: the pairs ``where`` holds use other queries or keys.

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from ropewalk.core import rotation
-from ropewalk.core.attention import Attention, Branch, Mask, Problem
+from ropewalk.core.attention import AtLeast, Attention, Branch, Mask, Problem
 from ropewalk.core.encoding import check_axes, table_dtype
 from ropewalk.core.errors import CannotCompose, ConfigError, NotCausal, check_positive
 from ropewalk.core.positions import Chain, Tokens
@@ -78,13 +78,8 @@ class TwoScores(RoPE):
         p = p.with_features(
             q={"far": self.turn(problem.q, q, p)}, k={} if k is None else {"far": self.turn(problem.k, k, p)}
         )
-        place, window = p.coordinate(), self.window
-
-        def is_far(i: Tensor, j: Tensor) -> Tensor:
-            return i - j >= window
-
-        far = p.name("far")
-        where = Mask("far", is_far, (place,), (place,))
+        place, far = p.coordinate(), p.name("far")
+        where = Mask("far", AtLeast(self.window), (place,), (place,))
         return p.replace(branches=(Branch(), Branch(q=far, k=None if k is None else far, where=where)))
 
     def _far_tables(self, tokens: Tokens, p: Attention, side: Side) -> tuple[Tensor, Tensor] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -64,6 +65,8 @@ def _reached(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(i), held) for i, held in enumerate(value))
     elif isinstance(value, functools.partial):
         yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    elif dataclasses.is_dataclass(value):
+        yield from ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
     function = getattr(value, "__func__", value)
     if inspect.isfunction(function):
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
