@@ -324,3 +324,67 @@ def test_what_cannot_be(name, sizes, message):
 
 def test_every_workload_of_its_own_is_tested():
     assert {name.partition("(")[0] for name in NAMES} == {*OWN} - {"moving_dot", "panorama"}
+
+
+# ---- what examples show, for pictures and tests ------------------------------------------------------------------------
+
+
+@each
+def test_examples_say_what_they_show(name):
+    _, batch = drawn(name, True, 4)
+    assert batch.drawn and all(len(fact) == 4 for fact in batch.drawn.values())
+    some = batch.rows(1, 3)
+    assert {n: f.tolist() for n, f in some.drawn.items()} == {n: f[1:3].tolist() for n, f in batch.drawn.items()}
+    assert one_blank(batch, stream("blank", name)).drawn is batch.drawn
+    seen = batch.where()
+    for tokens in (seen.query, seen.key):  # no model sees it
+        assert not set(batch.drawn) & {*tokens.columns, *tokens.sequence}
+
+
+def test_where_a_shape_lies():
+    workload, batch = drawn("overlap", True, 4)
+    size = workload.sizes[0]
+    for row in range(4):
+        r, c = batch.drawn["corner"][row].tolist()
+        asked = (batch.targets[row] != IGNORE).nonzero()[:, 0].tolist()
+        assert asked == [i * size + j for i in (r, r + 1) for j in (c, c + 1)]
+        back, front = batch.tokens[row, workload.rows * size :].split([workload.rows * size, 4])
+        want = front if batch.drawn["nearer"][row] else back[asked]
+        assert torch.equal(batch.targets[row, asked], want)
+
+
+def test_whose_box_a_cell_is_in():
+    _, batch = drawn("reference_video", True, 4)
+    owner, colour = batch.drawn["owner"].flatten(1), batch.drawn["colour"]
+    blank = batch.targets != IGNORE
+    assert torch.equal(batch.targets[blank].reshape(4, -1), colour.gather(1, owner))
+
+
+def test_when_events_are():
+    workload, batch = drawn("event_frames", True, 4)
+    answers = workload.of_frames(batch.targets)
+    frame = torch.arange(answers.shape[-1])
+    start, end, word = (batch.drawn[name][..., None] for name in ("start", "end", "word"))
+    going = (frame >= start) & (frame < end)  # (B, entities, events, frames)
+    assert (going.sum(2) == 1).all()
+    assert torch.equal((going * word).sum(2), answers)
+
+
+def test_how_long_letters_last():
+    _, batch = drawn("alignment", True, 4)
+    lasts, letter = batch.drawn["frames"], batch.drawn["letter"]
+    for row in range(4):
+        assert torch.equal(letter[row], torch.arange(len(lasts[row])).repeat_interleave(lasts[row]))
+    text = batch.tokens[:, : lasts.shape[1]]
+    assert torch.equal(batch.targets[:, lasts.shape[1] :], text.gather(1, letter))
+
+
+def test_what_hidden_cells_are():
+    workload, batch = drawn("mixed_picture", True, 4)
+    hidden = batch.targets != IGNORE
+    assert torch.equal(batch.targets[hidden], 1 + batch.drawn["level"][hidden])
+    assert torch.equal(batch.tokens[~hidden], 1 + batch.drawn["level"][~hidden])
+    for test in (True, False):
+        workload, batch = drawn("shared_picture", test, 4)
+        whole = workload._tokens(batch.drawn["label"], batch.drawn["colour"])
+        assert torch.equal(torch.where(batch.targets == IGNORE, batch.tokens, batch.targets), whole)

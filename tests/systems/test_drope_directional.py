@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -188,3 +189,41 @@ def test_positions_of_another_kind():
 def test_bad_input(more, match):
     with pytest.raises(ConfigError, match=match):
         rw.DirectionalRoPE(**{"head_dim": 8, **more})
+
+
+def kept(n, made):
+    """Bytes that a layer of n agents keeps for its backward pass."""
+    seen = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr()] = storage
+        return tensor
+
+    q, k, v = (torch.randn(1, 2, n, 16, requires_grad=True) for _ in range(3))
+    xy, heading = 20 * torch.randn(n, 2), torch.randn(n)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        made(q, k, v, xy, heading).sum().backward()
+    return sum(storage.nbytes() for storage in seen.values())
+
+
+def directional(q, k, v, xy, heading):
+    p = rw.Attention(q, k, v, rw.heading_positions(xy, heading), causal=False)
+    return rw.attend(rw.DirectionalRoPE(16)(p), "sdpa")
+
+
+def explicit(q, k, v, xy, heading):
+    """Relative places and headings of every pair, embedded and added to the keys."""
+    turn = heading[:, None] - heading
+    pairs = torch.cat([xy[:, None] - xy, torch.stack([turn.cos(), turn.sin()], -1)], -1)
+    vectors = pairs @ torch.randn(4, 16, requires_grad=True)
+    scores = (q[:, :, :, None] * (k[:, :, None] + vectors)).sum(-1) / 4
+    return scores.softmax(-1) @ v
+
+
+def test_memory_grows_with_agents_and_not_with_their_pairs():
+    sizes = (128, 256, 512)
+    mine, theirs = ([kept(n, made) for n in sizes] for made in (directional, explicit))
+    assert all(b < 2.1 * a for a, b in itertools.pairwise(mine))
+    assert all(b > 3.5 * a for a, b in itertools.pairwise(theirs))
+    assert theirs[-1] > 50 * mine[-1]

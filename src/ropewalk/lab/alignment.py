@@ -25,6 +25,8 @@ class Alignment(Filled):
     A letter lasts a number of frames, and as many letters last one frame longer as one shorter. Which these are is not said, so
     that the best answer is the letter whose share of the text is the frame's share of the time, and is not always right.
 
+    Drawn: "frames" (B, letters) that each letter lasts, "letter" (B, frames), which one a frame is of, from 0.
+
     Args:
         train_size: letters of a text, at most.
         eval_sizes: likewise.
@@ -77,4 +79,5 @@ class Alignment(Filled):
             torch.cat([torch.full_like(text, IGNORE), text.gather(1, which)], 1),
             positions=position,
             columns={LENGTH: length},
+            drawn={"frames": lasts, "letter": which},
         )

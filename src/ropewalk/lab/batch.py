@@ -26,6 +26,7 @@ class Batch:
             causal attention cannot see.
         columns: (B, S, ...) further facts about the tokens, by name, beside positions that a task sets.
         sequence: (B, ...) facts about whole rows, by name, such as their blocks, beside positions that a task sets.
+        drawn: (B, ...) what a generated example shows and where, by name, for pictures and tests; no model sees it.
     """
 
     tokens: Tensor
@@ -35,6 +36,7 @@ class Batch:
     valid: Tensor | None = None
     columns: Mapping[str, Tensor] | None = None
     sequence: Mapping[str, Tensor] | None = None
+    drawn: Mapping[str, Tensor] | None = None
 
     @property
     def scored(self) -> int:
@@ -77,4 +79,5 @@ class Batch:
             maybe(self.valid),
             each(self.columns),
             each(self.sequence),
+            each(self.drawn),
         )

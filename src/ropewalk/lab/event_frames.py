@@ -28,6 +28,7 @@ class EventFrames(Filled):
 
     Positions are (time, entity): of a caption as `ropewalk.event_layout` places it, the entities numbered from 1, and of a
     question (frame, 0), whose token says of whom it is. For encodings of plain grids a caption is in the middle of its event.
+    Drawn: "start", "end" in frames and "word" of each event, (B, entities, events).
 
     Args:
         train_size: frames, at least as many as there are events.
@@ -97,6 +98,10 @@ class EventFrames(Filled):
             torch.cat([torch.full_like(said, IGNORE), answer], 1),
             positions=torch.stack([when, entity.double()], -1),
             columns={MIDDLE: centre},
+            drawn={
+                name: t.reshape(count, self.entities, self.events)
+                for name, t in (("start", starts), ("end", ends), ("word", word))
+            },
         )
 
     def of_frames(self, values: Tensor) -> Tensor:

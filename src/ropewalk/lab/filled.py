@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -68,6 +68,8 @@ class Filled(Workload):
     def draw(self, generator: Generator, size: int, count: int, *, test: bool) -> Batch:
         """Draw examples: the target of a blank is what stands there, and all other targets are `IGNORE`.
 
+        What an example shows, and where, is in ``drawn`` of the batch, under the names that the class says.
+
         Args:
             generator: of everything random.
             size: of each of them.
@@ -130,7 +132,9 @@ def one_blank(batch: Batch, generator: Generator) -> Batch:
     return replace(batch, targets=kept)
 
 
-def laid_out(blocks: Sequence[Block], tokens: Tensor, targets: Tensor) -> Batch:
+def laid_out(
+    blocks: Sequence[Block], tokens: Tensor, targets: Tensor, drawn: Mapping[str, Tensor] | None = None
+) -> Batch:
     """Return a batch whose rows (B, S) are all of these blocks."""
     where = layout(list(blocks), device=tokens.device).query
     count = len(tokens)
@@ -140,4 +144,5 @@ def laid_out(blocks: Sequence[Block], tokens: Tensor, targets: Tensor) -> Batch:
         positions=where.position.expand(count, -1),
         columns={"block": where.column("block").expand(count, -1)},
         sequence={name: fact.expand(count, *fact.shape[1:]) for name, fact in where.sequence.items()},
+        drawn=drawn,
     )

@@ -26,7 +26,8 @@ class MixedPicture(Filled):
     """Brightness of unknown cells of a picture; in scoring the cells in the middle are divided in two along each axis.
 
     Waves are `SHORTEST` to twice as many coarse cells long in scoring, and so twice that in fine cells; in training pictures have
-    waves of all these lengths, so that steps of either size are known, each on a grid of its own.
+    waves of all these lengths, so that steps of either size are known, each on a grid of its own. Drawn: "level" of each cell,
+    (B, S), hidden ones too.
 
     Args:
         train_size: rows and columns of coarse cells.
@@ -75,6 +76,7 @@ class MixedPicture(Filled):
             torch.where(hidden, cells, IGNORE),
             positions=position.expand(count, -1, -1),
             columns={RESOLUTION: resolution.expand(count, -1)},
+            drawn={"level": cells - 1},
         )
 
     def _grid(self, size: int, mixed: bool) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ class Overlap(Filled):
     Positions are (depth, row, column), of a blank those of what it shows; for encodings of plain grids the number of the picture
     takes the place of depth. In training the shape never reaches the last column, and in scoring it always has been moved there:
     its tokens have the positions of the cells in which it is to be seen. Scored are the cells where both are.
+    Drawn: "corner" (B, 2), the upper left cell of the shape where it is to be seen; "nearer" (B,), whether it is before the rest.
 
     Args:
         train_size: columns, 3 or more.
@@ -98,6 +99,7 @@ class Overlap(Filled):
             torch.cat([asked, torch.full_like(torch.cat([back, front], 1), IGNORE)], 1),
             positions=torch.cat([first[..., None], rest], -1),
             columns={PICTURE: picture},
+            drawn={"corner": corner, "nearer": before[:, 0] == 1},
         )
 
 

@@ -26,6 +26,8 @@ class ReferenceVideo(Filled):
     A cell of the video says by its token in which box it is, that of the first or of the second reference; which half that is
     is random. Grids of references have the rows and columns of the video, which `ropewalk.ConditionRoPE` demands.
 
+    Drawn: "owner" (B, frames, rows, columns), the reference whose box a cell is in, from 0; "colour" (B, references).
+
     Args:
         train_size: columns of each half of the video.
         eval_sizes: likewise.
@@ -88,4 +90,5 @@ class ReferenceVideo(Filled):
         tokens = torch.cat([shown.flatten(1), noise.flatten(1)], 1)
         targets = torch.cat([torch.full_like(shown, IGNORE).flatten(1), answers], 1)
         images = [Image(self.rows, columns, reference=n) for n in range(1, REFERENCES + 1)]
-        return laid_out([*images, Video(self.frames, self.rows, columns)], tokens, targets)
+        drawn = {"owner": owner, "colour": colour}
+        return laid_out([*images, Video(self.frames, self.rows, columns)], tokens, targets, drawn)

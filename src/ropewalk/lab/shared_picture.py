@@ -25,6 +25,7 @@ class SharedPicture(Filled):
     cell has the colour of cells that are both near it and of its label. In scoring a picture without colours lies on a grid with
     a reference, which has all of them: each is of two labels, one on the left and one on the right, and in the reference they
     have changed sides. A cell is to have the colour that its label has there; at its own place is the other one.
+    Drawn: "label" and "colour" of each cell, (B, S), hidden ones too.
 
     Args:
         train_size: rows and columns.
@@ -83,6 +84,7 @@ class SharedPicture(Filled):
             torch.where(hidden, self._tokens(label, own), IGNORE),
             positions=place.expand(count, -1, -1),
             columns={REFERENCE: torch.zeros_like(label)},
+            drawn={"label": label, "colour": own},
         )
 
     def _beside_reference(self, place: Tensor, size: int, colour: Tensor, sides: Tensor) -> Batch:
@@ -97,6 +99,7 @@ class SharedPicture(Filled):
             torch.cat(targets, 1),
             positions=torch.cat([place, place], 1).expand(len(sides), -1, -1),
             columns={REFERENCE: torch.cat([torch.zeros_like(label), torch.ones_like(label)], 1)},
+            drawn={"label": torch.cat([label, other], 1), "colour": colour.gather(1, torch.cat([1 - right, right], 1))},
         )
 
     def _tokens(self, label: Tensor, colour: Tensor) -> Tensor:
