@@ -118,13 +118,30 @@ def _attention(
     at = torch.arange(start, start + n, dtype=torch.float64, device=q.device)
     angles = at[:, None] * spectrum.tensor().to(q.device)
     cos, sin = rotation.tables(angles, torch.float32, spectrum.attention_factor)
-    q, k = (_turned(x, cos, sin, pairing, rounding, dtype).float() for x in (q, k))
+    q, k = (rounded_rotation(x, cos, sin, pairing, rounding, dtype).float() for x in (q, k))
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     seen = torch.ones(n, n, dtype=torch.bool, device=q.device).tril()
     return logits.masked_fill(~seen, -torch.inf).softmax(-1)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, rounding: Rounding, dtype: torch.dtype) -> Tensor:
+def rounded_rotation(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pairing: Pairing,
+    rounding: Rounding = "full",
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """Turn x (..., d) by tables (..., P) as common stacks do in half precision.
+
+    Args:
+        x: of q or k.
+        cos: in float32 or float64.
+        sin: likewise.
+        pairing: of the channels.
+        rounding: see `Rounding`.
+        dtype: what is rounded to, and of the result.
+    """
     if rounding == "result":
         return rotation.rotate(x.to(dtype).float(), cos, sin, pairing).to(dtype)
     planes = cos.shape[-1]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 import shutil
 
 import pytest
@@ -11,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny import TEXT, TRAINED, llama, save
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from ropewalk.cli import main
 from ropewalk.core.errors import ConfigError, UnknownNameError
 from ropewalk.lab.errors import DataError
 from ropewalk.lab.extend import Extension, extend
@@ -32,10 +36,23 @@ def copied(checkpoint, folder, **config):
     return folder
 
 
+def contents(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} if folder.is_dir() else {}
+
+
 def refused(source, out, match, error=ConfigError, **more):
+    """By the function and by the command; nothing is written, and the checkpoint stays as it is."""
+    before = contents(source)
     with pytest.raises(error, match=match) as caught:
         extend(settings(source, **more), out)
-    assert not out.exists()
+    arguments = ["extend", str(source), "--to", more.get("to", "2x"), "--out", str(out), "--windows", "2"]
+    for option, values in (("--method", more.get("methods", ("pi",))), ("--text", more.get("data", TEXT))):
+        arguments += [part for value in values for part in (option, value)]
+    arguments += [part for name in more.get("lm_eval", ()) for part in ("--lm-eval", name)]
+    with contextlib.redirect_stderr(io.StringIO()) as said, pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2 and re.search(match, " ".join(said.getvalue().split()))
+    assert "Traceback" not in said.getvalue() and not out.exists() and contents(source) == before
     return str(caught.value)
 
 

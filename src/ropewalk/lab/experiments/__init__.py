@@ -50,6 +50,7 @@ _NAMES = (
     "dprope",
     "swap",
     "endprompt",
+    "anchor_attention",
     "base",
     "slow_planes",
     "massive_values",
