@@ -37,7 +37,7 @@ def test_on_a_cpu_another_takes_it_and_it_says_why():
     p = rw.ReRoPE(8, window=4)(rw.Attention(q, q, q))
     assert "triton cannot: it runs on CUDA devices with Triton, not on cpu" in rw.explain(p)
     assert "triton cannot: it is for two scores" in rw.explain(rw.RoPE(8)(rw.Attention(q, q, q)))
-    with pytest.raises(rw.BackendError, match="Able to: sdpa, dense"):
+    with pytest.raises(rw.BackendError, match="Able to: sdpa, blocks, dense"):
         rw.attend(p, "triton")
 
 

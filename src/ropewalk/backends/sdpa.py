@@ -9,6 +9,7 @@ a head and key, and its kernel adds such a row by itself.
 
 from __future__ import annotations
 
+import functools
 from typing import cast
 
 import torch
@@ -40,11 +41,11 @@ def run(p: Attention, request: Request) -> Result:
         return Result(_kernel(q, k, v, causal, row, p.logit_scale)[0][..., : p.v.shape[-1]])
     mask = visible
     if held:
-        bias = sum(_bias(p, term) for term in held)
+        bias = functools.reduce(torch.add, [_bias(p, term) for term in held])
         if causal:
             causal, visible = False, dense.allowed(p)
         # The kernel takes a mask in float32 beside low-precision queries, and misreads one beside float64.
-        mask = cast("Tensor", bias).to(table_dtype(q))
+        mask = bias.to(table_dtype(q))
         if visible is not None:
             mask = mask.masked_fill(~visible, -torch.inf)
     if mask is not None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ropewalk.cache.room import Rooms
 from ropewalk.core.attention import (
     Attention,
     Parts,
@@ -48,7 +49,7 @@ class Stored:
         """Take the key side of a problem."""
         return cls(p.k, p.v, p.kf)
 
-    def cat(self, new: Stored) -> Stored:
+    def cat(self, new: Stored, rooms: Rooms, part: int) -> Stored:
         """Append newer keys."""
         if self._kind() != new._kind():
             raise CacheError(
@@ -56,7 +57,9 @@ class Stored:
                 "layer and one encoding"
             )
         return Stored(
-            _cat(self.k, new.k), _cat(self.v, new.v), {n: _cat(t, new.features[n]) for n, t in self.features.items()}
+            rooms.cat((part, "k"), self.k, new.k),
+            rooms.cat((part, "v"), self.v, new.v),
+            {n: rooms.cat((part, "feature", n), t, new.features[n]) for n, t in self.features.items()},
         )
 
     def _kind(self) -> tuple[Any, ...]:
@@ -99,6 +102,7 @@ class LayerCache:
         self.index = index
         self.stored: tuple[Stored, ...] = ()
         self.state: State = None
+        self._rooms = Rooms()
         self.shape: tuple[tuple[int, int, tuple[int, int], int], ...] = ()  # query heads, head_dim, heads, kv_total
 
     def extend(self, problem: Attention) -> Problem:
@@ -116,7 +120,8 @@ class LayerCache:
         if self.stored:
             if len(stored) != len(self.stored):
                 raise CacheError(f"the cache holds {len(self.stored)} parts and the encoding made {len(stored)}")
-            stored = tuple(old.cat(new) for old, new in zip(self.stored, stored, strict=True))
+            pairs = enumerate(zip(self.stored, stored, strict=True))
+            stored = tuple(old.cat(new, self._rooms, i) for i, (old, new) in pairs)
         if problem.mask is not None:
             check_mask(stored[0].problem(problem), problem.mask)
         queue: Iterator[Stored] = iter(stored)
@@ -278,7 +283,7 @@ class KVCache:
     # ---- going back and aside ---------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """Return everything the cache holds, as a value; nothing is copied, since nothing is changed in place."""
+        """Return everything the cache holds, as a value; nothing is copied, since what was handed out never changes."""
         self._between_steps("snapshot")
         return Snapshot(self._tokens, tuple((layer.stored, layer.state) for layer in self._layers))
 
@@ -459,8 +464,3 @@ def _map_state(state: State, fn: Callable[[Tensor], Tensor]) -> State:
     if isinstance(state, Tensor):
         return fn(state)
     return tuple(_map_state(s, fn) for s in state)
-
-
-def _cat(old: Tensor, new: Tensor) -> Tensor:
-    rows, heads = (max(old.shape[i], new.shape[i]) for i in (0, 1))  # a feature may be the same for all of them
-    return torch.cat([t.expand(rows, heads, *t.shape[2:]) for t in (old, new)], 2)
