@@ -144,7 +144,7 @@ def test_the_border_is_that_of_float64(apart):
         p = (
             problem(2, b=1, positions=rw.Positions(position))
             .located()
-            .with_features(q={"far": torch.randn(1, 4, 2, 16)})
+            .with_features(q={"far": torch.randn(1, 4, 2, 16).to(DEVICE)})
         )
         where = Mask("far", AtLeast(distance), (p.coordinate(),), (p.coordinate(),))
         p = p.replace(branches=(Branch(), Branch(q="far", where=where)))
@@ -214,7 +214,7 @@ def test_nan_is_not_lost():
 def test_decoding_equals_the_full_pass(name):
     encoding, p = ENCODINGS[name](16), problem(40)
     want = rw.attend(encoding(p), "dense")
-    cache, out, start = rw.KVCache([encoding]), [], 0
+    cache, out, start = rw.KVCache([encoding], device=DEVICE), [], 0
     for n in (21, 1, 1, 5, 12):
         cache.step(n)
         part = slice(start, start + n)
