@@ -88,7 +88,7 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda" and _compiles_on(device)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
 def _compiles_on(device: torch.device) -> bool:
     return rotation._kernel(device) is not None
 
@@ -141,12 +141,13 @@ def _not_two_scores(p: Attention) -> str | None:
 
 
 def _too_large(p: Attention) -> str | None:
-    from ropewalk.backends.two_scores_triton import LARGEST_GROUP, LARGEST_WIDTH
+    from ropewalk.backends.two_scores_triton import LARGEST_GROUP, LARGEST_TILE, LARGEST_WIDTH
 
-    if max(p.q.shape[-1], p.v.shape[-1]) > LARGEST_WIDTH:
-        return f"heads wider than {LARGEST_WIDTH}"
-    if p.num_heads // p.num_kv_heads > LARGEST_GROUP:
-        return f"more than {LARGEST_GROUP} query heads share a key head"
+    size, group = max(p.q.shape[-1], p.v.shape[-1]) * p.q.dtype.itemsize, p.num_heads // p.num_kv_heads
+    if size > LARGEST_WIDTH:
+        return f"heads wider than {LARGEST_WIDTH // 2}, in float32 {LARGEST_WIDTH // 4}, leave the memory of a block"
+    if group > LARGEST_GROUP or group * size > LARGEST_TILE:
+        return f"too many query heads share a key head ({group}): they are rows of one block"
     return None
 
 

@@ -23,8 +23,9 @@ from ropewalk.backends.merge import merge
 _ROWS = 64
 _COLUMNS = 64
 _SCAN = 1024  # tiles whose coordinates are looked at together
-LARGEST_WIDTH = 256
+LARGEST_WIDTH = 512  # bytes of a head; with these the tiles fit the 99 KiB of shared memory that small devices have
 LARGEST_GROUP = 128
+LARGEST_TILE = 1 << 14  # bytes of the queries of a block
 
 
 @triton.jit  # type: ignore[misc, untyped-decorator, unused-ignore]
@@ -313,6 +314,13 @@ def columns_of(dtype: torch.dtype, width: int) -> int:
     return _COLUMNS if width * dtype.itemsize <= 256 else max(16, _COLUMNS // 2)
 
 
+def _rows_of(dtype: torch.dtype, width: int, queries: int, group: int) -> int:
+    """Return how many rows are one block: no more than there are, and at least one query of each head of a group."""
+    most = _ROWS if width * dtype.itemsize <= 256 else max(16, _ROWS // 2)
+    least = max(16, triton.next_power_of_2(group))
+    return max(least, min(most, triton.next_power_of_2(group * queries)))
+
+
 def _factors(dtype: torch.dtype) -> tl.dtype:
     """Return the dtype of the factors of a product: that of q, but Triton's interpreter multiplies bf16 as whole numbers."""
     if dtype == torch.float32 or triton.knobs.runtime.interpret:
@@ -382,8 +390,7 @@ def two_scores(
     batch, heads, queries, dim = q.shape
     _, kv_heads, keys, v_dim = v.shape
     group = heads // kv_heads
-    need = triton.next_power_of_2(group * min(queries, _ROWS))
-    rows = min(max(16, need), max(_ROWS, triton.next_power_of_2(group)))
+    rows = _rows_of(q.dtype, max(dim, v_dim), queries, group)
     blocks, count = triton.cdiv(queries, rows // group), tiles.shape[-1]
     splits = _splits(blocks * kv_heads * batch, count, q.device)
     out = q.new_empty((splits, batch, heads, queries, v_dim), dtype=q.dtype if splits == 1 else torch.float32)

@@ -95,7 +95,7 @@ def apply_rotary_packed(
     turned = x.transpose(0, 1)
     kernel = _kernel(x, cos, sin)
     if kernel is not None:
-        return kernel.rotate(turned, cos, sin, pairing, index=positions).transpose(0, 1)  # type: ignore[no-any-return]
+        return kernel.rotate(turned, cos, sin, pairing, index=positions).transpose(0, 1)
     return rotation.rotate(turned, *_rows(cos, sin, positions), pairing).transpose(0, 1)
 
 
