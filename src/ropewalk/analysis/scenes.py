@@ -259,7 +259,10 @@ def _formula() -> tuple[Scene, ...]:
     tokens = FORMULA.split()
     paths = latex_position_forest(tokens)
     said = r"\frac{a^{2}}{b} + \sqrt{a^{2}}: paths through fractions, roots and scripts, 4 up or left, 5 down or right"
-    facts = {"depth": [len(path) - 1 for path in paths], "path": ["/".join(map(str, path)) for path in paths]}
+    facts: dict[str, Sequence[object]] = {
+        "depth": [len(path) - 1 for path in paths],
+        "path": ["/".join(map(str, path)) for path in paths],
+    }
     return (Scene(said, formula_positions([paths]), tuple(tokens), facts, causal=True),)
 
 
@@ -300,7 +303,7 @@ def _code() -> tuple[Scene, ...]:
 
 
 def _film() -> tuple[Scene, ...]:
-    records = [
+    records: list[dict[str, Any]] = [
         {"name": "man", "global_tokens": 1, "events": [[0, 4, 3], [4, 8, 2]], "reference_tokens": 1},
         {"name": "woman", "events": [[2, 8, 4]], "reference_tokens": 1},
         {"name": "camera", "events": [[6, 8, 2]]},
