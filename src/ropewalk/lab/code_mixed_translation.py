@@ -109,7 +109,7 @@ class MixedTranslator(nn.Module):
             )
         sizes = {"hidden_size": hidden_size, "num_layers": num_layers, "num_heads": num_heads}
         self.source = TwoStreams(TEXT_TOKENS, code, streams, **sizes, max_length=max_length)
-        config = ModelConfig(END + 1, **sizes, causal=True)
+        config = ModelConfig(END + 1, hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads, causal=True)
         self.embed = nn.Embedding(END + 1, hidden_size)
         self.start = nn.Parameter(0.02 * torch.randn(hidden_size)) if decoder_pairs else None
         self.pair = nn.Linear(2 * hidden_size, hidden_size) if decoder_pairs else None
