@@ -55,8 +55,9 @@ QUESTION = Question(
     yardstick="causal `scaled_dot_product_attention` of the same q, k and v",
     rows=rows,
     why="""
-    The fused kernel for CPUs skips what causality hides and never holds the logits; a mask with the bias in it makes it do
-    both halves, and the bias itself is S² numbers a head that are computed, written and read. FIRE's are sums over the 32
-    hidden units of its network.
+    The fused kernel for CPUs skips what causality hides and never holds the logits; with a bias it takes a mask, in blocks of
+    queries with the keys they see. The masked kernel alone takes 1.3 to 1.6 times the causal one, and the block's bias is written
+    and read besides. A bias of distances alone is evaluated once a distance; FIRE's depends on both places, and is a sum over
+    the 32 hidden units of its network for each pair.
     """,
 )

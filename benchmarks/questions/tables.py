@@ -70,8 +70,8 @@ QUESTION = Question(
     yardstick="",
     rows=rows,
     why="""
-    128 million cosines and sines in float64, and fresh memory for them: on two cores page faults and arithmetic
-    take about as long as each other. The next calls with the same positions in a model take nothing: tables are
+    Half a gigabyte of fresh memory: finding its pages takes as long as adding up the angles (cosines and sines of a few
+    thousand positions are multiplied in float64). The next calls with the same positions in a model take nothing: tables are
     kept with the positions.
     """,
 )

@@ -39,8 +39,9 @@ QUESTION = Question(
     yardstick="causal `scaled_dot_product_attention` of the same q, k and v",
     rows=rows,
     why="""
-    Each score is a call over all pairs with a mask that leaves its own. The fused kernel skips hidden blocks where causality
-    says so and not where a mask does, so that two calls do four times the arithmetic of one causal call; and the masks are S²
-    numbers each that are computed, written and read.
+    Each score is a call with a mask that leaves its own pairs, in blocks of queries with the keys they see. The fused kernel
+    skips hidden pairs where causality says so and not where a mask does: each of two calls does more than one causal one, the
+    masks are computed, written and read, and the halves are merged. The kernel that takes one product where a tile is wholly
+    near or far is for CUDA devices.
     """,
 )

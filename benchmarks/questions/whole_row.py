@@ -36,6 +36,8 @@ QUESTION = Question(
     yardstick="the `dense` backend, which is the readable reference",
     rows=rows,
     why="""
-    The whole matrix of logits is held, and a few copies of it: no backend of this version takes queries block by block.
+    A block of queries is taken at a time with the keys it sees, so that memory is that of a block; but the logits of a block
+    are written and read some ten times in float32 (gates, their sums along the row, two gathers, the softmax), where fused
+    attention never writes them.
     """,
 )
