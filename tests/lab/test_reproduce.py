@@ -231,7 +231,8 @@ def test_what_is_altered_by_hand_stays_altered(one, name, tmp_path):
     getattr(import_module(module), function)(model, workload)
     gc.collect()  # what was put into the model and is held by nobody is gone now
     after = [model(batch.tokens, batch.where()) for batch in batches]
-    assert not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(after, before, strict=True))
+    # far above float32's noise, and below what rounding q and k does to a model that was not trained
+    assert not all(torch.allclose(a, b, rtol=0, atol=5e-6) for a, b in zip(after, before, strict=True))
 
 
 def shown(workload):
