@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 from faults import BF16, FAULTS, FP16, FP32, FP64, Port, largest_change, port_of, run, setting
 
 import ropewalk as rw
@@ -129,3 +130,17 @@ def test_an_offset_beyond_all_positions_is_none():
     named = {f.name: f for f in FAULTS}
     s, got = drawn("offset", BF16, named["cos and sin exchanged"], named["base times ten"])
     assert not rw.verify(got, reference=s.config).same
+
+
+def test_a_side_without_a_gain_to_measure_is_no_crash():
+    """Half of the heads are turned by tables in bf16, and there is one token, at position 0: nothing has a sure length."""
+    r = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, heads, 1, 64, generator=r, dtype=torch.float64) for heads in (8, 4))
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    config = {"head_dim": 64, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4, "rope_scaling": scaling,
+              "model_type": "llama", "rope_theta": 500000.0, "max_position_embeddings": 16384}  # fmt: skip
+    turned = [x.clone() for x in (q, k)]
+    for x in turned:
+        x[:, ::2] *= float(torch.tensor(1.1386).bfloat16())
+    got = {"q": q, "k": k, "q_rot": turned[0], "k_rot": turned[1], "positions": torch.zeros(1, 1, dtype=torch.long)}
+    assert not rw.verify(got, reference=config).same

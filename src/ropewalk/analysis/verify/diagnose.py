@@ -537,6 +537,8 @@ class _Diagnosis:
         wanted = self.reference.spectrum.attention_factor
         for e in search.evidence:
             sure = e.sure & torch.isfinite(made.real)
+            if not bool(sure.any()):
+                continue  # a side without a measurable gain has no length
             across = (e.value * made.conj()).real[sure].sum() / made.abs().square().expand_as(e.value)[
                 sure
             ].sum().clamp(min=1e-300)
