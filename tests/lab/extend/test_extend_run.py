@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import random
 import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -377,31 +374,46 @@ def start(checkpoint, folder):
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        text=True,
     )
+
+
+def killed_at(checkpoint, folder, line):
+    """Run until it says a line, and kill it there; return what it said."""
+    process, said = start(checkpoint, folder), []
+    for spoken in process.stderr:
+        said.append(spoken)
+        if spoken.startswith(line):
+            process.kill()
+            break
+    process.stderr.close()
+    assert process.wait(timeout=60) == -signal.SIGKILL, "".join(said)
+    return said
+
+
+def finished(checkpoint, folder):
+    process = start(checkpoint, folder)
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    return said.splitlines()
+
+
+def first_step(said, name):
+    """Of those that a process told of the tuning of a method."""
+    return next(int(found[1]) for line in said if (found := re.match(rf"{name}, tuned: step (\d+) ", line)))
 
 
 @pytest.mark.slow
 def test_killed_again_and_again(checkpoint, tmp_path):
-    began = time.monotonic()
-    whole = start(checkpoint, tmp_path / "undisturbed")
-    _, said = whole.communicate(timeout=300)
-    assert whole.returncode == 0, said.decode()
-    seconds = time.monotonic() - began
-    chance = random.Random(0)
-    killed = 0
-    for _ in range(6):
-        process = start(checkpoint, tmp_path / "killed")
-        try:
-            process.communicate(timeout=chance.uniform(0.3, 0.95) * seconds)
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            process.stderr.close()
-            killed += 1
-    assert killed
-    last = start(checkpoint, tmp_path / "killed")
-    _, said = last.communicate(timeout=300)
-    assert last.returncode == 0, said.decode()
+    """While it measures, and in the tuning of either model, after lines of progress and not after seconds."""
+    killed_at(checkpoint, tmp_path / "killed", "pi: loss/128")
+    said = killed_at(checkpoint, tmp_path / "killed", f"{UNCHANGED}, tuned: step 5 ")
+    assert first_step(said, UNCHANGED) == 4
+    said = killed_at(checkpoint, tmp_path / "killed", "pi, tuned: step 12 ")
+    assert first_step(said, UNCHANGED) == 5  # from the checkpoint of step 4
+    said = finished(checkpoint, tmp_path / "killed")
+    assert first_step(said, "pi") in (10, 15)  # from that of step 8, or of 12 if it was written in time
+    finished(checkpoint, tmp_path / "undisturbed")
     assert comparable(tmp_path / "killed") == comparable(tmp_path / "undisturbed")
     weights = "model/model.safetensors"
     assert (tmp_path / "killed" / weights).read_bytes() == (tmp_path / "undisturbed" / weights).read_bytes()
