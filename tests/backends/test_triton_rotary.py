@@ -10,23 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreter import needs_triton, run_cases
 
 from ropewalk.core import rotation
 
 CASES = Path(__file__).with_name("triton_rotary_cases.py")
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton cannot be imported")
 
 
 @needs_triton
 def test_every_case_through_the_interpreter():
-    """In a process of its own: Triton decides when it is imported how kernels run."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(CASES)]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    for name in [n for n in environment if n.startswith("PYTEST_")]:
-        del environment[name]
-    done = subprocess.run(command, env=environment, cwd=CASES.parents[2], capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout and "failed" not in done.stdout
+    run_cases(CASES)
 
 
 def test_without_triton_rotations_are_pure(monkeypatch):
